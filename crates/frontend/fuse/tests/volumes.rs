@@ -1,5 +1,4 @@
-//! A pool in memory as a file system, asked as the kernel asks, without a kernel.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! A pool in memory as a file system, with requests as the kernel sends them, without a kernel.
 
 use std::rc::Rc;
 
@@ -99,7 +98,7 @@ impl Mount {
     }
 }
 
-/// Runs `work` on a new pool, with the device so that it can be opened again.
+/// Runs `work` on a new pool, with its device so that it can be opened again.
 fn with_pool(work: impl AsyncFnOnce(Rt, MemoryDevice)) {
     block_on(Config { buffers: Vec::new(), ..Config::default() }, |rt| async move {
         let device = MemoryDevice::new(64 << 20);
@@ -147,7 +146,7 @@ fn what_is_removed_while_open_lives_until_its_last_close_or_the_next_opening() {
         }
         mount.pool.wait_freed().await.unwrap();
         let used = mount.pool.info().used;
-        // The process ends with one of them open; what it had flushed is there, nameless.
+        // The process ends with one of them open; its flushed contents exist, without a name.
         mount.done(0, Operation::SyncFolder).await;
         let again = Mount::open(&rt, &device).await;
         assert!(again.pool.list().is_empty());
@@ -238,7 +237,7 @@ fn that_a_name_is_not_there_may_be_believed_where_only_the_kernel_makes_names() 
         for folder in [ROOT, folder] {
             assert!(matches!(look(folder, "v").await, Reply::NoEntry(valid) if valid > 0));
         }
-        // Snapshots' folders come with their volumes.
+        // Folders of snapshots exist for existing volumes only.
         let snapshots = mount.find(ROOT, ".snapshots").await.expect("always there").node;
         assert!(matches!(look(snapshots, "v").await, Reply::Error(libc::ENOENT)));
         mount.create(ROOT, "v").await;

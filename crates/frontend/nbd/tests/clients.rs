@@ -1,8 +1,7 @@
-//! Clients that other people wrote: qemu-io, qemu-img, nbdinfo, nbdcopy, nbdsh, fio.
+//! Independent clients: qemu-io, qemu-img, nbdinfo, nbdcopy, nbdsh, fio.
 //!
-//! A test whose client is not installed says so and passes, unless FORKDISK_TEST_REQUIRE_CLIENTS=1
-//! is set: then it fails.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! A test whose client is not installed prints that and passes, unless
+//! FORKDISK_TEST_REQUIRE_CLIENTS=1 is set: then it fails.
 
 mod support;
 
@@ -25,7 +24,7 @@ fn uri(server: &TestServer) -> String {
     nbd_uri(&server.socket(), "vms/web one")
 }
 
-/// Whether `program` can be used; a reason on the test's output if not.
+/// Returns whether `program` can be used; prints a reason if not.
 fn installed(program: &str, probe: &[&str]) -> bool {
     let works = Command::new(program).args(probe).output().is_ok_and(|o| o.status.success());
     if !works {
@@ -36,7 +35,7 @@ fn installed(program: &str, probe: &[&str]) -> bool {
     works
 }
 
-/// Runs a client that must succeed; its standard output.
+/// Runs a client that must succeed; returns its standard output.
 fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("the client starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();

@@ -1,10 +1,10 @@
-//! The codec on its own: round trips, and bytes no client should send.
+//! The codec alone: round trips, and bytes no client should send.
 
 use forkdisk_nbd::codec::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// An option as a client encodes it.
+/// Encodes an option as a client does.
 fn option(number: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = IHAVEOPT.to_be_bytes().to_vec();
     bytes.extend_from_slice(&number.to_be_bytes());

@@ -29,8 +29,8 @@ async fn write(pool: &Pool<UringDevice>, volume: &str, page: u64, pages: u64) {
     pool.volume(volume).expect("a volume").write(page * PAGE, buf, false).await.0.expect("a write");
 }
 
-/// `base` with its snapshots `one` and `two`, its clone `vm` (of `two`) with a snapshot `three`,
-/// and `other`, which has nothing to do with them, with a snapshot `far`. Pages written:
+/// Creates `base` with its snapshots `one` and `two`, its clone `vm` (of `two`) with a snapshot
+/// `three`, and `other`, which is unrelated, with a snapshot `far`. Pages written:
 ///
 /// | | base | vm |
 /// |---|---|---|
@@ -59,7 +59,7 @@ fn start() -> TestServer {
     })
 }
 
-/// Length and flags of the extents, in pages, by the client asking again where a reply ended.
+/// Returns length and flags of the extents, in pages; repeats the request where a reply ended.
 fn map(server: &TestServer, export: &str, context: &str) -> Vec<(u64, u64)> {
     let mut c = server.styled(ReplyStyle::Structured, export, &[context]);
     let mut extents: Vec<(u64, u64)> = Vec::new();
@@ -77,7 +77,7 @@ fn map(server: &TestServer, export: &str, context: &str) -> Vec<(u64, u64)> {
     extents
 }
 
-/// The pages whose flags are not 0.
+/// Returns the pages whose flags are not 0.
 fn pages(server: &TestServer, export: &str, context: &str) -> Vec<u64> {
     let mut at = 0;
     let mut pages = Vec::new();

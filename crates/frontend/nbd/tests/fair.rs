@@ -1,7 +1,6 @@
-//! What one connection gets beside others that are greedy, slow or hostile, counted in requests
-//! served while a disk with a clock of its own makes a number of ticks. No real time is involved:
-//! streams lie in memory, and everything runs in the order of the executor's queue.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! Share of one connection next to others that are greedy, slow or hostile, counted in requests
+//! served while a disk with its own clock makes a number of ticks. No real time is involved:
+//! streams are in memory, and everything runs in the order of the executor's queue.
 
 mod support;
 
@@ -15,11 +14,11 @@ use forkdisk_nbd::memory::MemoryStream;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
 use forkdisk_uring::{ByteStream, Config, Rt, block_on};
 
-/// Requests that the disk serves at a time, one tick each; others queue up in order.
+/// Requests that the disk serves at a time, one tick each; others queue in order.
 const CHANNELS: usize = 128;
 const NEIGHBOURS: usize = 64;
 const TICKS: usize = 400;
-/// Turns of the executor's whole queue between ticks: more than it takes from a disk's answer to
+/// Turns of the executor's whole queue between ticks: more than needed from a disk's answer to
 /// the client and back to the disk.
 const TURNS: usize = 32;
 
@@ -33,7 +32,7 @@ struct Queue {
 }
 
 impl Disk {
-    /// One tick: the first in the queue are done.
+    /// Runs one tick: completes the first requests in the queue.
     fn tick(&self) {
         let mut waiting = self.0.waiting.borrow_mut();
         self.0.longest.set(self.0.longest.get().max(waiting.len()));
@@ -136,18 +135,18 @@ impl Export for Disk {
     }
 }
 
-/// What the other clients do.
+/// Behaviour of the other clients.
 #[derive(Clone, Copy, Debug)]
 enum Neighbour {
     /// As many reads of this size as fit into the stream, all the time.
     Greedy(u32),
-    /// As many writes as fit.
+    /// As many writes of this size as fit, all the time.
     Writer(u32),
-    /// Sends reads and never fetches a reply.
+    /// Sends reads and never receives a reply.
     Deaf,
     /// Sends most of a large write, and waits.
     HalfWrite,
-    /// Sends nonsense, is disconnected, and comes again with the next tick.
+    /// Sends invalid bytes, is disconnected, and reconnects at the next tick.
     Nonsense,
     /// Never ends its handshake.
     Silent,
@@ -173,7 +172,7 @@ fn request(command: u16, length: u32) -> Vec<u8> {
     Request { style, flags: 0, command, cookie: 1, offset: 0, length: length.into() }.encode()
 }
 
-/// Fetches whatever comes, to the end.
+/// Receives everything up to the end.
 async fn fetch(stream: MemoryStream) {
     let mut buf = Buf::zeroed(64 << 10);
     loop {
@@ -214,8 +213,8 @@ async fn neighbour(rt: Rt, server: Server<Disk>, kind: Neighbour) {
     }
 }
 
-/// How many requests a client that waits for each reply is served beside these neighbours, and how
-/// long the disk's queue grew.
+/// Returns how many requests a client that waits for each reply is served next to these neighbours,
+/// and the longest queue of the disk.
 fn served(neighbours: &[Neighbour], started_requests: usize) -> (usize, usize) {
     let options = ServerOptions { shared_memory: 64 << 20, started_requests, ..ServerOptions::default() };
     let main = |rt: Rt| async move {
@@ -288,7 +287,7 @@ fn handshakes_that_do_not_end_do_not_hold_up_a_modest_client() {
     beside(Neighbour::Silent);
 }
 
-/// What the others are measured against: it is the shares that do it.
+/// The baseline for the other tests: shows that the shares make the difference.
 #[test]
 fn without_shares_a_modest_client_would_wait_for_all_that_others_sent_before() {
     let (count, queue) = served(&[Neighbour::Greedy(512); NEIGHBOURS], usize::MAX);

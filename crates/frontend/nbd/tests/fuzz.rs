@@ -1,6 +1,5 @@
-//! The fuzzing of the server, without libFuzzer: every input of the corpus, and inputs made from
-//! them by chance.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! The fuzz targets of the server, without libFuzzer: every input of the corpus, and random
+//! mutations of them.
 
 #[path = "../../../../fuzz/src/lib.rs"]
 mod fuzz;
@@ -9,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use fuzz::{Fuzzer, Target};
 
-/// Mutated inputs of each target, unless the environment says how many.
+/// Mutated inputs per target, unless the environment sets the number.
 const INPUTS: usize = 34_000;
 const INPUTS_VARIABLE: &str = "FORKDISK_TEST_FUZZ_INPUTS";
-/// Longer inputs are cut.
+/// Longer inputs are truncated.
 const LONGEST: usize = 2048;
-/// Values that are at the edge of something.
+/// Boundary values.
 const EDGES: [u8; 9] = [0, 1, 3, 7, 0x0f, 0x7f, 0x80, 0xf0, 0xff];
 
 /// SplitMix64.
@@ -28,7 +27,7 @@ impl Chance {
         ((z ^ z >> 31) % n.max(1) as u64) as usize
     }
 
-    /// One change to `input`; parts may come from `other`.
+    /// Makes one change to `input`; parts may come from `other`.
     fn mutate(&mut self, input: &mut Vec<u8>, other: &[u8]) {
         let at = self.below(input.len());
         let len = self.below(9).min(input.len() - at);

@@ -1,6 +1,5 @@
-//! Hostile clients: each test is one way to harm the server or another client, and shows that it
-//! does not work.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! Hostile clients: each test tries to harm the server or another client, and shows that it
+//! fails.
 
 mod support;
 
@@ -23,7 +22,8 @@ fn start() -> (Probe, TestServer) {
     (probe, server)
 }
 
-/// An export of 64 MiB in memory called `big`, and one of 1 TiB that keeps nothing called `vast`.
+/// Starts a server with an export of 64 MiB in memory called `big`, and one of 1 TiB called `vast`
+/// that stores nothing.
 fn start_big(options: ServerOptions) -> (Probe, TestServer) {
     let probe = Probe::new();
     let of = probe.clone();
@@ -33,7 +33,7 @@ fn start_big(options: ServerOptions) -> (Probe, TestServer) {
     (probe, server)
 }
 
-/// The server still serves `client`.
+/// Checks that the server still serves `client`.
 fn assert_alive(client: &mut Client) {
     assert_eq!(client.write(0, 50, b"alive"), 0);
     assert_eq!(client.read(50, 5), Ok(b"alive".to_vec()));
@@ -385,7 +385,7 @@ fn a_client_that_never_reads_its_replies_blocks_no_other_and_is_bounded() {
         assert_alive(&mut other);
     }
     let reads = probe.calls().iter().filter(|call| call.ends_with(" 1048576")).count();
-    // What fits into the socket is sent and makes room; that is far less than one more read.
+    // Replies that fit into the socket are sent and free memory; that is far less than one more read.
     assert!(reads <= 66, "{reads} reads were started for a client that takes nothing");
 }
 

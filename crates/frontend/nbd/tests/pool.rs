@@ -13,7 +13,7 @@ use support::TestServer;
 
 const SIZE: u64 = 10 << 20;
 
-/// A pool in a file that is deleted at once, with volumes of these names.
+/// Creates a pool in an unlinked file, with volumes of these names.
 async fn pool(rt: &Rt, volumes: &[&str]) -> Pool<UringDevice> {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("pool");
@@ -27,8 +27,8 @@ async fn pool(rt: &Rt, volumes: &[&str]) -> Pool<UringDevice> {
     pool
 }
 
-/// A server of a pool with `vms/web`, its snapshot `vms/web@old` that holds `before` at 4096, and
-/// whatever else `others` names.
+/// Starts a server of a pool with `vms/web`, its snapshot `vms/web@old` that holds `before` at
+/// 4096, and the volumes `others`.
 fn start(others: &'static [&'static str]) -> TestServer {
     TestServer::start_with(ServerOptions::default(), move |rt| async move {
         let pool = pool(&rt, &["vms/web"]).await;

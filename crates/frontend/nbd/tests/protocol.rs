@@ -1,5 +1,4 @@
-//! What the server does for clients that keep to the protocol, one behaviour per test.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! Behaviour of the server with clients that follow the protocol, one behaviour per test.
 
 mod support;
 

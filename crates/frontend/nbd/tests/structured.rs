@@ -1,4 +1,4 @@
-//! What needs more than simple replies: chunks, holes, errors with a place, metadata contexts and
+//! Features beyond simple replies: chunks, holes, errors with a place, metadata contexts and
 //! extended headers.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
@@ -22,7 +22,7 @@ fn start() -> (Probe, TestServer) {
     (probe, server)
 }
 
-/// What a write, a flush and their like are answered with.
+/// Receives the reply to a write, a flush and the like.
 fn done(c: &mut Client, style: ReplyStyle) -> u32 {
     match style {
         ReplyStyle::Extended => match c.chunk() {

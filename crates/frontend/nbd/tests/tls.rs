@@ -1,5 +1,4 @@
-//! STARTTLS: when it is demanded, what it protects, who may open what under it.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! STARTTLS: when it is required, what it protects, and access to exports under it.
 
 mod support;
 
@@ -55,7 +54,7 @@ impl Lab {
         Lab { authority, server, _dir: dir }
     }
 
-    /// A client's session, with the certificate of the client `name` if it has one.
+    /// Creates a client's session, with the certificate of the client `name` if it has one.
     fn session(&self, name: Option<&str>) -> ClientConnection {
         let files = self.authority.client(name.unwrap_or("nobody"));
         let mut roots = RootCertStore::empty();
@@ -74,7 +73,7 @@ impl Lab {
         ClientConnection::new(Arc::new(config), host).expect("a session")
     }
 
-    /// A client under TLS, with its options still to come.
+    /// Returns a client under TLS, before its options.
     fn encrypted(&self, name: Option<&str>) -> Client {
         let mut client = self.server.raw();
         client.option(OPT_STARTTLS, &[]);
@@ -83,7 +82,7 @@ impl Lab {
     }
 }
 
-/// The names that LIST tells.
+/// Returns the names that LIST reports.
 fn list(client: &mut Client) -> Vec<String> {
     client.option(OPT_LIST, &[]);
     let mut names = Vec::new();
@@ -101,7 +100,7 @@ fn list(client: &mut Client) -> Vec<String> {
 fn bytes_pipelined_behind_starttls_are_thrown_away() {
     let lab = Lab::start(Security::Required, Clients::Any, AccessTable::open());
     let mut client = lab.server.raw();
-    // One send: what an attacker on the line would put between, before the client's own TLS.
+    // One send: as if an attacker injected bytes before the client's own TLS.
     let mut bytes = Vec::new();
     for (option, data) in [(OPT_STARTTLS, &b""[..]), (OPT_LIST, b""), (OPT_EXPORT_NAME, b"vm/a"), (OPT_LIST, b"")] {
         bytes.extend_from_slice(&IHAVEOPT.to_be_bytes());
@@ -176,7 +175,7 @@ fn clients_without_a_certificate_of_the_authority_are_not_let_in() {
         let mut client = lab.server.raw();
         client.option(OPT_STARTTLS, &[]);
         assert_eq!(client.option_reply(OPT_STARTTLS).0, REP_ACK);
-        // In TLS 1.3 a client has agreed before the server has seen its certificate.
+        // In TLS 1.3 the client's handshake ends before the server has seen its certificate.
         if let Ok(mut client) = client.encrypt(session) {
             client.try_send(&IHAVEOPT.to_be_bytes());
             assert!(client.is_turned_away(), "it got an answer");
@@ -224,7 +223,7 @@ fn a_client_sees_and_opens_what_its_certificate_may() {
     nobody.expect_end();
 }
 
-/// A pool in a file that is deleted at once.
+/// Creates a pool in an unlinked file.
 async fn pool(rt: &Rt) -> Pool<UringDevice> {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("pool");
@@ -234,7 +233,7 @@ async fn pool(rt: &Rt) -> Pool<UringDevice> {
     Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await.expect("it opens")
 }
 
-/// The contexts of `export` that SET or LIST tells when all of `names` are asked for.
+/// Returns the contexts of `export` that SET or LIST reports when all of `names` are requested.
 fn contexts(client: &mut Client, option: u32, export: &str, names: &[&str]) -> Vec<String> {
     let text = |s: &str| [&(s.len() as u32).to_be_bytes()[..], s.as_bytes()].concat();
     let mut data = [text(export), (names.len() as u32).to_be_bytes().to_vec()].concat();

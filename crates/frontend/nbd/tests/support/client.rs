@@ -1,4 +1,4 @@
-//! A blocking client that hides nothing.
+//! A blocking client with access to every protocol message.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use forkdisk_nbd::codec::*;
 use rustls::{ClientConnection, StreamOwned};
 
-/// Long enough for a server under valgrind; only a hanging one ever waits for it.
+/// Long enough for a server under valgrind; reached only if the server hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Client {
@@ -17,10 +17,10 @@ pub struct Client {
     style: ReplyStyle,
 }
 
-/// The number of a context, and length and flags of its extents.
+/// Number of a context, and length and flags of its extents.
 pub type Status = (u32, Vec<(u64, u64)>);
 
-/// What carries the bytes.
+/// Transport of the bytes.
 enum Transport {
     Clear(UnixStream),
     Encrypted(Box<StreamOwned<ClientConnection, UnixStream>>),
@@ -84,7 +84,7 @@ pub fn connect(path: &Path) -> Client {
 }
 
 impl Client {
-    /// Agrees on TLS now, whatever was said before; the error if that fails.
+    /// Performs the TLS handshake now, whatever was sent before; returns the error if that fails.
     pub fn encrypt(self, session: ClientConnection) -> std::io::Result<Client> {
         let Transport::Clear(stream) = self.stream else { panic!("TLS runs already") };
         let mut tls = StreamOwned::new(session, stream);
@@ -98,7 +98,7 @@ impl Client {
         self.stream.write_all(bytes).expect("the server takes it");
     }
 
-    /// Sends as much as the server takes; whether that was everything.
+    /// Sends as much as the server accepts; returns whether that was everything.
     pub fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
@@ -138,7 +138,7 @@ impl Client {
         (kind, self.bytes(len as usize))
     }
 
-    /// Sends INFO or GO for `name`, asking for `items`.
+    /// Sends INFO or GO for `name`, requesting `items`.
     pub fn ask(&mut self, option: u32, name: &str, items: &[u16]) {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend_from_slice(name.as_bytes());
@@ -147,7 +147,7 @@ impl Client {
         self.option(option, &data);
     }
 
-    /// Enters transmission; size and transmission flags.
+    /// Enters transmission; returns size and transmission flags.
     pub fn go(&mut self, name: &str) -> (u64, u16) {
         self.ask(OPT_GO, name, &[]);
         let (kind, info) = self.option_reply(OPT_GO);
@@ -165,7 +165,7 @@ impl Client {
         self.send(&request.encode());
     }
 
-    /// Asks for replies of this style; to be called before [`go`](Self::go).
+    /// Requests this style of replies; called before [`go`](Self::go).
     pub fn negotiate(&mut self, style: ReplyStyle) {
         let option = match style {
             ReplyStyle::Simple => return,
@@ -177,7 +177,7 @@ impl Client {
         self.style = style;
     }
 
-    /// Sends LIST_META_CONTEXT or SET_META_CONTEXT: the contexts, or the error.
+    /// Sends LIST_META_CONTEXT or SET_META_CONTEXT; returns the contexts, or the error.
     pub fn contexts(&mut self, option: u32, export: &str, queries: &[&str]) -> Result<Vec<(u32, String)>, u32> {
         let text = |s: &str| [&(s.len() as u32).to_be_bytes()[..], s.as_bytes()].concat();
         let mut data = [text(export), (queries.len() as u32).to_be_bytes().to_vec()].concat();
@@ -196,7 +196,7 @@ impl Client {
         }
     }
 
-    /// One chunk of a reply, with a structured or an extended header.
+    /// Receives one chunk of a reply, with a structured or an extended header.
     pub fn chunk(&mut self) -> Chunk {
         let is_extended = self.style == ReplyStyle::Extended;
         assert_eq!(self.u32(), if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
@@ -212,7 +212,7 @@ impl Client {
         Chunk { last, kind: head as u16, cookie, data: self.bytes(len as usize) }
     }
 
-    /// All chunks of one reply, while no other is on its way.
+    /// Receives all chunks of one reply, while no other is in flight.
     pub fn chunks(&mut self) -> Vec<Chunk> {
         let mut chunks = vec![self.chunk()];
         while !chunks[chunks.len() - 1].last {
@@ -221,7 +221,7 @@ impl Client {
         chunks
     }
 
-    /// The extents of every context, or the error.
+    /// Returns the extents of every context, or the error.
     pub fn status(&mut self, flags: u16, offset: u64, len: u32) -> Result<Vec<Status>, u32> {
         self.request(CMD_BLOCK_STATUS, flags, 77, offset, len);
         self.chunks().into_iter().map(|chunk| chunk.extents()).collect()
@@ -256,12 +256,12 @@ impl Client {
         self.call(CMD_FLUSH, 0, 0, 0)
     }
 
-    /// The server has closed the connection and sends nothing before.
+    /// Checks that the server has closed the connection without sending more.
     pub fn expect_end(&mut self) {
         assert!(self.ends_with(&[]), "more came");
     }
 
-    /// Reads to the end of the connection; whether `bytes` is all that came.
+    /// Reads to the end of the connection; returns whether exactly `bytes` came.
     pub fn ends_with(&mut self, bytes: &[u8]) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
@@ -272,17 +272,17 @@ impl Client {
         rest == bytes
     }
 
-    /// Reads to the end of the connection, whatever comes and however it ends.
+    /// Reads to the end of the connection and ignores data and errors.
     pub fn drain(&mut self) {
         let _ = self.stream.read_to_end(&mut Vec::new());
     }
 
-    /// Whether the next thing to come is the end, or an alert of TLS.
+    /// Returns whether the connection ends now, possibly with a TLS alert.
     pub fn is_turned_away(&mut self) -> bool {
         !matches!(self.stream.read(&mut [0; 1]), Ok(1))
     }
 
-    /// Sends nothing more, and goes on reading.
+    /// Closes the sending side, and continues to read.
     pub fn finish(&mut self) {
         self.stream.socket().shutdown(Shutdown::Write).expect("a connected socket");
     }
@@ -295,7 +295,7 @@ impl Client {
 }
 
 impl Chunk {
-    /// The number of the context, and length and flags of its extents.
+    /// Returns the number of the context, and length and flags of its extents.
     fn extents(&self) -> Result<Status, u32> {
         let short = |at: usize| u32::from_be_bytes(self.data[at..at + 4].try_into().expect("4 bytes"));
         let long = |b: &[u8]| u64::from_be_bytes(b.try_into().expect("8 bytes"));

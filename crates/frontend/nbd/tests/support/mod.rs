@@ -1,4 +1,4 @@
-//! A server on a thread of its own, exports that do as they are told, and a client that sends
+//! A server on a separate thread, controllable exports, and a client that sends
 //! exactly the bytes a test wants.
 #![allow(dead_code, unused_imports, reason = "every test program uses a part of it")]
 
@@ -29,12 +29,12 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// Serves what `exports` makes.
+    /// Serves the result of `exports`.
     pub fn start<X: Exports>(options: ServerOptions, exports: impl FnOnce(&Rt) -> X + Send + 'static) -> TestServer {
         TestServer::start_with(options, move |rt| std::future::ready(exports(&rt)))
     }
 
-    /// Serves what the future that `exports` makes resolves with.
+    /// Serves the result of the future that `exports` returns.
     pub fn start_with<X: Exports, F: Future<Output = X>>(
         options: ServerOptions,
         exports: impl FnOnce(Rt) -> F + Send + 'static,
@@ -42,7 +42,7 @@ impl TestServer {
         TestServer::start_as(options, Security::Clear, exports)
     }
 
-    /// As [`start_with`](Self::start_with), protected as `security` says.
+    /// As [`start_with`](Self::start_with), protected by `security`.
     pub fn start_as<X: Exports, F: Future<Output = X>>(
         options: ServerOptions,
         security: Security,
@@ -70,7 +70,7 @@ impl TestServer {
         TestServer { dir, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Two writable disks of 1 MiB, `a` and `b`, and a read-only one, `frozen`.
+    /// Serves two writable disks of 1 MiB, `a` and `b`, and a read-only one, `frozen`.
     pub fn of_probe(probe: &Probe, options: ServerOptions) -> TestServer {
         let probe = probe.clone();
         TestServer::start(options, move |rt| {
@@ -90,15 +90,15 @@ impl TestServer {
         self.dir.path()
     }
 
-    /// A client in transmission on `export`.
+    /// Returns a client in transmission on `export`.
     pub fn client(&self, export: &str) -> Client {
         let mut client = self.raw();
         client.go(export);
         client
     }
 
-    /// A client in transmission on `export` with replies of this style, and the contexts it asked
-    /// for.
+    /// Returns a client in transmission on `export` with this style of replies, and with the
+    /// requested contexts.
     pub fn styled(&self, style: ReplyStyle, export: &str, contexts: &[&str]) -> Client {
         let mut client = self.raw();
         client.negotiate(style);
@@ -110,7 +110,7 @@ impl TestServer {
         client
     }
 
-    /// A client that has read the greeting and sent its flags.
+    /// Returns a client that has read the greeting and sent its flags.
     pub fn raw(&self) -> Client {
         let mut client = connect(&self.socket());
         assert_eq!(client.bytes(18), forkdisk_nbd::codec::GREETING);
@@ -118,7 +118,7 @@ impl TestServer {
         client
     }
 
-    /// Asks the server to stop without waiting for it.
+    /// Tells the server to stop, without waiting for it.
     pub fn begin_stop(&mut self) {
         self.stop = None;
     }

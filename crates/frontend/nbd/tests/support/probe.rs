@@ -1,4 +1,4 @@
-//! Exports in memory that record every call, and hold or fail requests when told to.
+//! Exports in memory that record every call, and delay or fail requests on command.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -11,7 +11,7 @@ use forkdisk_nbd::server::ALLOCATION;
 use forkdisk_nbd::{Export, ExportInfo, Exports};
 use forkdisk_uring::Rt;
 
-/// The test's side: what was called, what is held.
+/// The test's handle: recorded calls and control of requests.
 #[derive(Clone, Default)]
 pub struct Probe {
     shared: Arc<Shared>,
@@ -25,9 +25,9 @@ struct Shared {
     /// Requests at an offset that is a multiple of 64 KiB wait while this is set.
     hold: AtomicBool,
     fail: Mutex<Option<ErrorKind>>,
-    /// A byte that cannot be read.
+    /// Offset of a byte that cannot be read.
     fault: Mutex<Option<u64>>,
-    /// What all exports say that their size is.
+    /// Size that all exports report.
     size: Mutex<Option<u64>>,
     flight: Mutex<Flight>,
 }
@@ -35,7 +35,7 @@ struct Shared {
 #[derive(Clone, Copy, Default)]
 pub struct Flight {
     now: (usize, usize),
-    /// Most requests and most bytes that were in the exports at a time.
+    /// Most requests and most bytes in the exports at a time.
     pub most: (usize, usize),
 }
 
@@ -44,12 +44,12 @@ impl Probe {
         Probe::default()
     }
 
-    /// Everything that was called so far, such as `write 4096 512 fua`.
+    /// Returns all recorded calls, such as `write 4096 512 fua`.
     pub fn calls(&self) -> Vec<String> {
         self.shared.calls.lock().unwrap().clone()
     }
 
-    /// What the exports were told of writes to come, such as `coming: 4096 512` and `more: true`.
+    /// Returns the recorded hints about writes to come, such as `coming: 4096 512` and `more: true`.
     pub fn hints(&self) -> Vec<String> {
         self.shared.hints.lock().unwrap().clone()
     }
@@ -63,12 +63,12 @@ impl Probe {
         assert!(!waited.timed_out(), "{} of {count} calls came", calls.len());
     }
 
-    /// Holds back requests at multiples of 64 KiB, or lets them go.
+    /// Delays requests at multiples of 64 KiB, or releases them.
     pub fn hold(&self, hold: bool) {
         self.shared.hold.store(hold, Ordering::SeqCst);
     }
 
-    /// Makes all requests fail.
+    /// Makes all requests fail, with `Some`.
     pub fn fail(&self, kind: Option<ErrorKind>) {
         *self.shared.fail.lock().unwrap() = kind;
     }
@@ -78,7 +78,7 @@ impl Probe {
         *self.shared.fault.lock().unwrap() = at;
     }
 
-    /// Makes all exports say that their size has changed.
+    /// Makes all exports report this size.
     pub fn resize(&self, size: u64) {
         *self.shared.size.lock().unwrap() = Some(size);
     }
@@ -114,7 +114,7 @@ impl ProbeExports {
         self
     }
 
-    /// Adds an export `vast` of `size` bytes that keeps nothing.
+    /// Adds an export `vast` of `size` bytes that stores nothing.
     pub fn with_vast(mut self, size: u64) -> ProbeExports {
         self.vast = size;
         self
@@ -141,7 +141,7 @@ impl Exports for ProbeExports {
 }
 
 impl ProbeExport {
-    /// Records a call, holds it, and makes it fail, as the test wants.
+    /// Records a call, delays it, and makes it fail, as the test has set.
     async fn enter(&self, call: String, offset: u64, bytes: usize) -> Result<()> {
         self.count(|now| (now.0 + 1, now.1 + bytes));
         self.shared.calls.lock().unwrap().push(call);

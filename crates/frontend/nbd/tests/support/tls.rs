@@ -1,4 +1,4 @@
-//! Certificates made for a test, in the files that clients look for.
+//! Certificates made for a test, in the files that clients expect.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A certificate authority in a folder of its own, laid out as qemu and libnbd expect it.
+/// A certificate authority with its own folder, laid out as qemu and libnbd expect it.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
 }
 
 impl Authority {
-    /// Makes an authority, a certificate of the server `localhost`, and the folder `dir` for both.
+    /// Creates an authority, a certificate of the server `localhost`, and the folder `dir` for both.
     pub fn make(dir: &Path) -> Authority {
         fs::create_dir_all(dir).expect("a folder");
         let mut params = CertificateParams::default();
@@ -32,7 +32,7 @@ impl Authority {
         authority
     }
 
-    /// The files of the server.
+    /// Returns the files of the server.
     pub fn server(&self, ask_clients: bool) -> TlsFiles {
         TlsFiles {
             certificate: self.dir.join("server-cert.pem"),
@@ -41,7 +41,7 @@ impl Authority {
         }
     }
 
-    /// Makes a certificate for the client `name`; the folder to give to clients.
+    /// Creates a certificate for the client `name`; returns the folder for the client.
     pub fn client(&self, name: &str) -> PathBuf {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).expect("a folder");
