@@ -1,9 +1,9 @@
-//! System calls on the process's own mount, made by a deputy: a process that does not hold the
+//! System calls on the process's own mount, made by a helper: a process that does not hold the
 //! connection to the kernel.
 //!
 //! Such a call waits for a reply of the serving process. A process that is killed during such a
 //! call of its own cannot end, and while it holds the connection the kernel lets no other caller
-//! end either. A deputy ends when the serving process is gone, since the connection ends with it.
+//! end either. A helper ends when the serving process is gone, since the connection ends with it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use crate::mount::unmount;
 use crate::session::unmount_patiently;
 
-/// How a deputy is started. It must write the result of [`carry_out`] for the arguments after
+/// How a helper is started. It must write the result of [`carry_out`] for the arguments after
 /// [`args`](Self::args) to its standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyscallHelper {
@@ -67,13 +67,13 @@ impl From<forkdisk::Error> for Refusal {
 type Outcome = Result<(), Refusal>;
 
 /// Makes the call that `words` describe and returns its outcome for standard output; the work of a
-/// deputy. `None` if they describe no call.
+/// helper. `None` if they describe no call.
 pub fn carry_out(words: &[OsString]) -> Option<String> {
     MountCall::from_words(words).map(|call| to_line(&call.make_here()))
 }
 
 impl MountCall {
-    /// Makes the call through the deputy, and waits for its end. Without a deputy, makes it in this process.
+    /// Makes the call through the helper, and waits for its end. Without a helper, makes it in this process.
     pub fn make(&self, syscall_helper: Option<&SyscallHelper>) -> Outcome {
         let Some(syscall_helper) = syscall_helper else { return self.make_here() };
         match syscall_helper.start(self) {
@@ -127,7 +127,7 @@ impl SyscallHelper {
     }
 }
 
-/// Waits until a deputy has ended. Its output is the outcome, not its exit status.
+/// Waits until a helper has ended. Its output is the outcome, not its exit status.
 fn finish(mut child: Child) -> Outcome {
     let mut said = Vec::new();
     let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_end(&mut said));
@@ -160,7 +160,7 @@ fn from_line(line: &str) -> Option<Outcome> {
 mod tests {
     use super::*;
 
-    /// Returns a deputy that runs a shell script, with the call as `$1` and the path as `$2`.
+    /// Returns a helper that runs a shell script, with the call as `$1` and the path as `$2`.
     fn shell(script: &str) -> SyscallHelper {
         SyscallHelper { program: "/bin/sh".into(), args: ["-c", script, "syscall_helper"].map(OsString::from).to_vec() }
     }

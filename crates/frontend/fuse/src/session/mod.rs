@@ -55,7 +55,7 @@ pub trait Handler: 'static {
         false
     }
 
-    /// Returns the deputy for system calls on the mount itself. Without one a thread of this
+    /// Returns the helper for system calls on the mount itself. Without one a thread of this
     /// process makes them, and a kill during one leaves a process that does not end.
     fn syscall_helper(&self) -> Option<SyscallHelper> {
         None
