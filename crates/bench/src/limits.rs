@@ -139,7 +139,7 @@ pub fn first_line(from: impl Read + Send + 'static, limit: Duration) -> io::Resu
         // Drains later output, so that its writer does not block.
         let _ = io::copy(&mut reader, &mut io::sink());
     });
-    let none = |_| io::Error::new(io::ErrorKind::TimedOut, format!("nothing was said within {} s", limit.as_secs()));
+    let none = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no output within {} s", limit.as_secs()));
     line.recv_timeout(limit).map_err(none)?
 }
 

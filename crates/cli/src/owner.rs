@@ -71,7 +71,7 @@ impl InUse {
         let who = format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid);
         match &self.other {
             Some(other) => {
-                format!("{who} as {}, which is the same pool by another way or a copy of it", other.display())
+                format!("{who} as {}, which is the same pool under another path or a copy of it", other.display())
             }
             None => who,
         }

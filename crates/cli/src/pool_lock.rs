@@ -171,7 +171,7 @@ fn note(mut file: &File, path: &Path, access: Access) {
     let written =
         file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).and_then(|_| file.write_all(text.as_bytes()));
     if let Err(error) = written {
-        tracing::debug!(%error, "the lock does not say who has it");
+        tracing::debug!(%error, "the lock's owner cannot be recorded");
     }
 }
 

@@ -124,7 +124,7 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
         match closed {
             // The journal contains what the verb did; the next open replays it.
             Err(error) if !read_only && is_full(&error) => tracing::warn!(
-                "it is done, but the pool was not closed in order, which the next open makes up for: give the file \
+                "it is done, but the pool was not closed in order, which the next open recovers: give the file \
                  system under it room: {error:#}"
             ),
             closed => closed?,
@@ -275,7 +275,7 @@ pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
         let mut client = match Client::connect(&place) {
             Ok(client) => client,
             Err(error) => {
-                tracing::debug!(socket = %place.display(), %error, "nobody answers");
+                tracing::debug!(socket = %place.display(), %error, "no daemon answers");
                 continue;
             }
         };

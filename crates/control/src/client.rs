@@ -110,6 +110,6 @@ fn broken(error: io::Error) -> Failure {
 
 fn failure(error: &Value) -> Failure {
     let code = error.get("code").and_then(Value::as_i64).unwrap_or_default();
-    let message = error.get("message").and_then(Value::as_str).unwrap_or("the daemon did not say why");
+    let message = error.get("message").and_then(Value::as_str).unwrap_or("the daemon gave no reason");
     Failure::new(FailureKind::from_code(code), message)
 }

@@ -120,8 +120,7 @@ impl Target {
             }
             Target::Dense { at, is_device: true, .. } => format!("; {shown} holds {at} of {size} bytes of the image"),
             Target::Dense { at, .. } if error.kind == FailureKind::BrokenPipe => {
-                let text =
-                    format!("{shown}: the reader went away after {at} of {size} bytes: what it got is not whole");
+                let text = format!("{shown}: the reader went away after {at} of {size} bytes: its copy is incomplete");
                 return Failure::new(error.kind, text);
             }
             Target::Dense { at, .. } => format!("; {at} of {size} bytes were written"),
@@ -142,7 +141,7 @@ fn write_pieces(
     while !left.is_empty() {
         if !is_ready(file, PollFlags::OUT)? {
             if !wanted() {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, "nobody waits for it any more"));
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "the caller has disconnected"));
             }
             continue;
         }
@@ -196,7 +195,7 @@ pub fn write_image(
                 Ok(()) => return Ok(()),
                 Err(e) => break failed(e),
             },
-            None => break Failure::new(FailureKind::Cancelled, "the export was given up"),
+            None => break Failure::new(FailureKind::Cancelled, "the export was cancelled"),
         }
     };
     Err(target.failed(shown, size, error))

@@ -69,7 +69,7 @@ fn open_device(runtime: &Rt, path: &str, read_only: bool) -> Result<(UringDevice
 
 /// Returns the length of a file or device in bytes.
 fn length(path: &Path) -> Result<u64, Failure> {
-    let failed = |e| Failure::from(Error::io(format!("looking how long {} is", path.display()), e));
+    let failed = |e| Failure::from(Error::io(format!("reading the length of {}", path.display()), e));
     fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
 }
 
@@ -181,7 +181,7 @@ pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result
     let not_all = format!("{origin} is not all back at {snapshot}; that goes on whenever the pool is served");
     match session.pool.wait_rollback(origin, tell).await {
         Ok(()) if rolling(session, origin).as_ref() != Some(&snapshot) => Ok(()),
-        Ok(()) => Err(Failure::new(FailureKind::Cancelled, format!("{not_all}: waiting for it was ended"))),
+        Ok(()) => Err(Failure::new(FailureKind::Cancelled, format!("{not_all}: the wait was cancelled"))),
         Err(error) => Err(Failure::new(Failure::from(error.clone()).kind, format!("{not_all}: {error}"))),
     }
 }

@@ -157,7 +157,7 @@ fn own_root() -> Option<PathBuf> {
 fn own(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to somebody else"));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     fs::set_permissions(path, fs::Permissions::from_mode(0o700))
 }

@@ -95,17 +95,23 @@ fn pool_gauges(all: &mut Vec<Family>) {
         ("forkdisk_pool_size_bytes", "Length of the pool.", |s| s.pool.size),
         ("forkdisk_pool_used_bytes", "Space in use.", |s| s.pool.used),
         ("forkdisk_pool_free_bytes", "Space that new writes can use.", |s| s.pool.free),
-        ("forkdisk_pool_freeing_bytes", "Space given up that is free after the next checkpoint.", |s| s.pool.freeing),
-        ("forkdisk_pool_low_water_bytes", "Below how much free space the pool is low.", |s| s.pool.low_water),
+        ("forkdisk_pool_freeing_bytes", "Released space that is free after the next checkpoint.", |s| s.pool.freeing),
+        ("forkdisk_pool_low_water_bytes", "Free space below which the pool is low.", |s| s.pool.low_water),
         ("forkdisk_pool_low", "1 while the pool is low.", |s| u64::from(s.pool.low)),
-        ("forkdisk_pool_metadata_bytes", "Superblock, counts and journal, part of what is used.", |s| s.pool.metadata),
-        ("forkdisk_pool_dirty_bytes", "Metadata changed and not yet in a checkpoint.", |s| s.pool.dirty),
+        ("forkdisk_pool_metadata_bytes", "Superblock, counts and journal, part of the used space.", |s| {
+            s.pool.metadata
+        }),
+        ("forkdisk_pool_dirty_bytes", "Changed metadata that is not yet in a checkpoint.", |s| s.pool.dirty),
         ("forkdisk_journal_size_bytes", "Length of the journal.", |s| s.pool.journal_size),
         ("forkdisk_journal_used_bytes", "Part of the journal that a replay would read.", |s| s.pool.journal_used),
         ("forkdisk_pool_volumes", "Number of volumes.", |s| s.pool.volumes),
         ("forkdisk_pool_snapshots", "Number of snapshots.", |s| s.pool.snapshots),
-        ("forkdisk_pool_referenced_bytes", "What volumes have mapped, each for itself.", |s| s.pool.referenced),
-        ("forkdisk_pool_scattered_bytes", "Of that, what does not lie behind what is before it.", |s| s.pool.scattered),
+        ("forkdisk_pool_referenced_bytes", "Bytes that volumes have mapped, each volume counted separately.", |s| {
+            s.pool.referenced
+        }),
+        ("forkdisk_pool_scattered_bytes", "Mapped bytes that do not follow the bytes before them in the pool.", |s| {
+            s.pool.scattered
+        }),
         ("forkdisk_cache_bytes", "Map tables in memory.", |s| s.activity.cache_bytes),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "gauge", name, help, value));
@@ -171,19 +177,17 @@ fn activity(all: &mut Vec<Family>) {
         ("forkdisk_checkpoints_total", "Checkpoints that have ended.", |s| s.activity.checkpoints),
         ("forkdisk_cache_hits_total", "Lookups that found their map table in memory.", |s| s.activity.cache_hits),
         ("forkdisk_cache_misses_total", "Map tables and count pages that were read.", |s| s.activity.cache_misses),
-        ("forkdisk_reaped_volumes_total", "Deleted volumes given back entirely.", |s| s.activity.reaped),
+        ("forkdisk_reaped_volumes_total", "Deleted volumes whose space was released entirely.", |s| s.activity.reaped),
         ("forkdisk_dropped_snapshots_total", "Snapshots deleted because the pool was full.", |s| s.activity.dropped),
-        ("forkdisk_freed_bytes_total", "Space that came back with checkpoints.", |s| s.activity.freed_bytes),
-        ("forkdisk_gathered_bytes_total", "Data brought together with the rest of its volume.", |s| {
-            s.activity.gathered_bytes
-        }),
+        ("forkdisk_freed_bytes_total", "Space that checkpoints made free.", |s| s.activity.freed_bytes),
+        ("forkdisk_gathered_bytes_total", "Data gathered with the rest of its volume.", |s| s.activity.gathered_bytes),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
-    let help = "1 while deleted volumes are being given back.";
+    let help = "1 while the space of deleted volumes is being released.";
     single(all, "gauge", "forkdisk_reaping", help, |s| u64::from(s.activity.reaping));
     all.push(Box::new(|s, out| {
         let name = "forkdisk_commit_group_size";
-        head(out, name, "histogram", "How many waited for a commit of the journal.");
+        head(out, name, "histogram", "Number of callers that waited for a commit of the journal.");
         histogram(out, name, "", &s.activity.commit_group, GROUP_BOUNDS, 1, 1.0);
     }));
 }
@@ -200,14 +204,14 @@ fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
                 rows(s).iter().for_each(|(labels, a)| sample(out, &name, labels, value(a.operations.all()[i].1)));
             }) as Family);
         };
-        let help = format!("Operations of the kind {kind} that have ended.");
+        let help = format!("Completed operations of the kind {kind}.");
         family("operations_total", "counter", help, |o| o.operations);
         if kind != "flush" {
-            let help = format!("Bytes of operations of the kind {kind} that ended well.");
+            let help = format!("Bytes of successful operations of the kind {kind}.");
             family("bytes_total", "counter", help, |o| o.bytes);
         }
-        family("errors_total", "counter", format!("Operations of the kind {kind} that failed."), |o| o.errors);
-        family("in_flight", "gauge", format!("Operations of the kind {kind} under way."), |o| o.in_flight);
+        family("errors_total", "counter", format!("Failed operations of the kind {kind}."), |o| o.errors);
+        family("in_flight", "gauge", format!("Operations of the kind {kind} in flight."), |o| o.in_flight);
         let name = format!("forkdisk_{of}_{kind}_duration_seconds");
         all.push(Box::new(move |s, out| {
             head(out, &name, "histogram", "Time from the admission of a request until its reply was ready.");
@@ -223,8 +227,8 @@ fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
 fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
     type Figure = fn(&VolumeActivity) -> u64;
     let list: [(&str, &str, Figure); 4] = [
-        ("provisions_total", "First writes where nothing was mapped.", |a| a.provision.count),
-        ("provisioned_bytes_total", "Bytes of new pages where nothing was mapped.", |a| a.provision.bytes),
+        ("provisions_total", "First writes to unmapped pages.", |a| a.provision.count),
+        ("provisioned_bytes_total", "Bytes of new pages that were unmapped.", |a| a.provision.bytes),
         ("breaks_total", "First writes to pages that were shared.", |a| a.breaks.count),
         ("broken_bytes_total", "Bytes of new pages in place of shared ones.", |a| a.breaks.bytes),
     ];
@@ -242,9 +246,13 @@ fn volume_gauges(all: &mut Vec<Family>) {
     type Figure = fn(&VolumeFigures) -> u64;
     let list: [(&str, &str, Figure); 4] = [
         ("forkdisk_volume_size_bytes", "Length of the volume.", |v| v.size),
-        ("forkdisk_volume_referenced_bytes", "What the volume has mapped, shared or not.", |v| v.referenced),
-        ("forkdisk_volume_scattered_bytes", "Of that, what does not lie behind what is before it.", |v| v.scattered),
-        ("forkdisk_volume_open_handles", "How often the volume is open.", |v| v.in_use),
+        ("forkdisk_volume_referenced_bytes", "Bytes that the volume has mapped, shared or not.", |v| v.referenced),
+        (
+            "forkdisk_volume_scattered_bytes",
+            "Mapped bytes that do not follow the bytes before them in the pool.",
+            |v| v.scattered,
+        ),
+        ("forkdisk_volume_open_handles", "Number of open handles of the volume.", |v| v.in_use),
     ];
     for (name, help, value) in list {
         all.push(Box::new(move |s, out| {
@@ -255,7 +263,7 @@ fn volume_gauges(all: &mut Vec<Family>) {
     }
     all.push(Box::new(|s, out| {
         let name = "forkdisk_volume_quota_bytes";
-        head(out, name, "gauge", "The most that the volume may have mapped, where there is a bound.");
+        head(out, name, "gauge", "Most bytes that the volume may have mapped, if it has a quota.");
         let bounded = s.volumes.iter().filter_map(|v| Some((v, v.quota?)));
         bounded.for_each(|(v, quota)| sample(out, name, &volume_label(v), quota));
     }));
@@ -266,30 +274,28 @@ fn copier(all: &mut Vec<Family>) {
     type Figure = fn(&CopyFigures) -> f64;
     let list: [(&str, &str, &str, Figure); 17] = [
         ("queued_jobs", "gauge", "Copies that have not started yet.", |c| c.queued as f64),
-        ("in_flight_subjobs", "gauge", "Parts of copies under way.", |c| c.in_flight as f64),
-        ("jobs_total", "counter", "Copies that have ended, well or not.", |c| c.jobs as f64),
-        ("failed_jobs_total", "counter", "Copies that could not read or write.", |c| c.failed as f64),
-        ("cancelled_jobs_total", "counter", "Copies that were given up.", |c| c.cancelled as f64),
-        ("merged_jobs_total", "counter", "Copies that shared a request with the one before.", |c| c.merged as f64),
+        ("in_flight_subjobs", "gauge", "Parts of copies in flight.", |c| c.in_flight as f64),
+        ("jobs_total", "counter", "Copies that have ended, successful or not.", |c| c.jobs as f64),
+        ("failed_jobs_total", "counter", "Copies that failed to read or write.", |c| c.failed as f64),
+        ("cancelled_jobs_total", "counter", "Copies that were cancelled.", |c| c.cancelled as f64),
+        ("merged_jobs_total", "counter", "Copies that shared a request with the previous one.", |c| c.merged as f64),
         ("read_bytes_total", "counter", "Bytes that copies read.", |c| c.read as f64),
         ("written_bytes_total", "counter", "Bytes that copies wrote.", |c| c.written as f64),
         ("offloaded_bytes_total", "counter", "Bytes that the host copied by itself.", |c| c.offloaded as f64),
-        ("given_bytes_total", "counter", "Bytes of clients that copies took along.", |c| c.given as f64),
-        ("buffer_waits_total", "counter", "How often a copy waited for a buffer.", |c| c.buffer_waits as f64),
-        ("buffer_wait_seconds_total", "counter", "How long copies waited for buffers.", |c| {
+        ("given_bytes_total", "counter", "Bytes of clients' writes that copies included.", |c| c.given as f64),
+        ("buffer_waits_total", "counter", "Waits of copies for a buffer.", |c| c.buffer_waits as f64),
+        ("buffer_wait_seconds_total", "counter", "Time that copies waited for buffers.", |c| {
             c.buffer_wait as f64 / NANOSECONDS
         }),
-        ("throttle_waits_total", "counter", "How often a throttle held a copy up.", |c| c.throttle_waits as f64),
-        ("wait_seconds_total", "counter", "How long copies waited for their beginning.", |c| {
-            c.wait as f64 / NANOSECONDS
-        }),
-        ("duration_seconds_total", "counter", "How long copies took, waiting included.", |c| {
+        ("throttle_waits_total", "counter", "Waits of copies for a throttle.", |c| c.throttle_waits as f64),
+        ("wait_seconds_total", "counter", "Time that copies waited to start.", |c| c.wait as f64 / NANOSECONDS),
+        ("duration_seconds_total", "counter", "Time that copies took, waiting included.", |c| {
             c.latency as f64 / NANOSECONDS
         }),
         ("throttle_ratio", "gauge", "Share of the time in which copies may be in flight.", |c| {
             f64::from(c.throttle_percent) / 100.0
         }),
-        ("throttle_bytes_per_second", "gauge", "What may be copied in a second; 0 for no limit.", |c| {
+        ("throttle_bytes_per_second", "gauge", "Limit of copied bytes per second; 0: no limit.", |c| {
             c.throttle_rate as f64
         }),
     ];
@@ -307,24 +313,28 @@ fn copier(all: &mut Vec<Family>) {
         }));
     }
     single(all, "gauge", "forkdisk_copier_buffer_bytes", "Buffers of copies.", |s| s.copier.buffers);
-    let help = "Of the buffers of copies, what is in use.";
+    let help = "Buffers of copies in use.";
     single(all, "gauge", "forkdisk_copier_buffer_used_bytes", help, |s| s.copier.buffers_used);
 }
 
 fn server(all: &mut Vec<Family>) {
     type Field = fn(&crate::record::ServerRecord) -> u64;
     let list: [(&str, &str, &str, Field); 11] = [
-        ("connections", "gauge", "Clients that are connected.", |s| s.connections),
-        ("accepted_connections_total", "counter", "Connections that were accepted.", |s| s.accepted),
+        ("connections", "gauge", "Connected clients.", |s| s.connections),
+        ("accepted_connections_total", "counter", "Accepted connections.", |s| s.accepted),
         ("refused_connections_total", "counter", "Connections closed because there were too many.", |s| s.refused),
-        ("crowded_exports_total", "counter", "Clients refused an export that had too many.", |s| s.crowded),
+        ("crowded_exports_total", "counter", "Clients refused because their export had too many connections.", |s| {
+            s.crowded
+        }),
         ("failed_handshakes_total", "counter", "Connections that failed before transmission.", |s| s.failed_handshakes),
         ("encrypted_connections_total", "counter", "Connections that used an export under TLS.", |s| s.encrypted),
-        ("broken_connections_total", "counter", "Connections ended by a breach of the protocol.", |s| s.broken),
-        ("stalled_connections_total", "counter", "Clients disconnected for holding memory.", |s| s.stalled),
-        ("refused_requests_total", "counter", "Requests that were not valid.", |s| s.refused_requests),
+        ("broken_connections_total", "counter", "Connections ended by a protocol violation.", |s| s.broken),
+        ("stalled_connections_total", "counter", "Clients disconnected for holding memory without progress.", |s| {
+            s.stalled
+        }),
+        ("refused_requests_total", "counter", "Invalid requests.", |s| s.refused_requests),
         ("shared_memory_bytes", "gauge", "Memory for requests that connections share.", |s| s.shared_memory),
-        ("shared_memory_used_bytes", "gauge", "Of that memory, what is in use.", |s| s.shared_memory_used),
+        ("shared_memory_used_bytes", "gauge", "Shared memory in use.", |s| s.shared_memory_used),
     ];
     for (what, kind, help, value) in list {
         let name = format!("forkdisk_nbd_{what}");
@@ -347,7 +357,12 @@ fn process(all: &mut Vec<Family>) {
         one("process_cpu_seconds_total", "counter", "Processor time used.", p.cpu_ms as f64 / 1000.0);
         one("process_resident_memory_bytes", "gauge", "Memory in use.", p.resident_bytes as f64);
         one("process_open_fds", "gauge", "Open file descriptors.", p.open_files as f64);
-        one("process_start_time_seconds", "gauge", "When it was started, since 1970.", p.started_ms as f64 / 1000.0);
+        one(
+            "process_start_time_seconds",
+            "gauge",
+            "Start time of the process since 1970, in seconds.",
+            p.started_ms as f64 / 1000.0,
+        );
     }));
 }
 

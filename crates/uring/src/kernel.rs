@@ -29,8 +29,8 @@ fn is_new_enough(release: &str) -> bool {
 
 fn too_old(release: &str) -> String {
     format!(
-        "forkdisk needs Linux {}.{} or later, this is {release}; where its io_uring is newer than that, {ANY}=1 in the \
-         environment has it tried",
+        "forkdisk needs Linux {}.{} or later, this is {release}; if its io_uring is newer than that, set {ANY}=1 in \
+         the environment to try it",
         OLDEST.0, OLDEST.1
     )
 }

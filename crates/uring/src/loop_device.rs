@@ -74,7 +74,10 @@ fn let_go(path: &Path, first: impl FnOnce(&File) -> io::Result<()>) -> io::Resul
     let backing = PathBuf::from(format!("/sys/block/{name}/loop/backing_file"));
     while backing.exists() {
         if start.elapsed() > PATIENCE {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "it goes when the last program has closed it"));
+            return Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "it is removed when the last program has closed it",
+            ));
         }
         std::thread::sleep(PAUSE);
     }

@@ -147,7 +147,7 @@ impl Server {
         // Remarks precede the JSON.
         let json: Value = serde_json::from_str(text.get(text.find('{').unwrap_or(0)..).unwrap_or_default())?;
         let job = &json["jobs"][0];
-        let figure = |name: &str| job[name].as_f64().with_context(|| format!("{name} in what fio says"));
+        let figure = |name: &str| job[name].as_f64().with_context(|| format!("{name} in fio's output"));
         let both = |name: &str| ["read", "write"].iter().filter_map(|kind| job[kind][name].as_f64()).sum::<f64>();
         let cpu = (figure("usr_cpu")? + figure("sys_cpu")?) / 100.0 * figure("job_runtime")? / 1e3;
         Ok(Done { rate: both("bw_bytes"), cpu, requests: both("total_ios") as u64 })
@@ -175,6 +175,6 @@ fn cpu_of(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name before it, in brackets, may contain any characters.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).context("an odd /proc/PID/stat");
+    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).context("parsing /proc/PID/stat");
     Ok((ticks(11)? + ticks(12)?) / TICKS)
 }

@@ -71,7 +71,7 @@ impl Guest<'_> {
             ensure!(!line.starts_with("FAILED"), "{line}\n{}", tail(&console));
             console.push(line);
         }
-        ensure!(halted && !found.is_empty(), "it did not come to its end:\n{}", tail(&console));
+        ensure!(halted && !found.is_empty(), "it did not finish:\n{}", tail(&console));
         let text = fs::read_to_string(work.join("trace")).context("the guest left no trace")?;
         let traces = trace::parse(&text, self.disks)?;
         ensure!(traces.len() == found.len(), "{} measurements, {} traces", found.len(), traces.len());

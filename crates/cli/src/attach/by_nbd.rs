@@ -75,7 +75,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
         .text(BACKEND, &format!("{MARK}{}", target.address()));
     let answer = family.ask(CONNECT, 1, request).context("the kernel's NBD client")?;
     let index = find(&answer, INDEX).and_then(|index| Some(u32::from_ne_bytes(index.try_into().ok()?)));
-    let device = PathBuf::from(format!("/dev/nbd{}", index.context("the kernel does not say which device it is")?));
+    let device = PathBuf::from(format!("/dev/nbd{}", index.context("the kernel did not report the device")?));
     ensure!(wait_until(|| device.exists()), "{} does not appear", device.display());
     Ok(device)
 }

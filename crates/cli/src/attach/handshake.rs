@@ -44,7 +44,7 @@ pub fn choose(stream: &mut UnixStream, name: &str) -> Result<Export> {
     let mut export = None;
     loop {
         match reply(stream).context("waiting for the server's answer")? {
-            (REP_ACK, _) => return export.context("the server does not say how long the export is"),
+            (REP_ACK, _) => return export.context("the server did not report the export's length"),
             (REP_INFO, body) if body.len() == 12 && body[..2] == INFO_EXPORT.to_be_bytes() => {
                 let size = u64::from_be_bytes(body[2..10].try_into()?);
                 export = Some(Export { size, flags: u16::from_be_bytes([body[10], body[11]]) });
@@ -64,7 +64,7 @@ fn reply(stream: &mut UnixStream) -> io::Result<(u32, Vec<u8>)> {
     let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (kind, len) = (word(12), word(16) as usize);
     if head[..8] != REPLY_MAGIC.to_be_bytes() || word(8) != OPT_GO || len > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "no answer to what was asked"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a reply to another option"));
     }
     let mut body = vec![0; len];
     stream.read_exact(&mut body)?;

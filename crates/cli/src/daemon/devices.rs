@@ -112,7 +112,7 @@ impl Devices {
             self.0.runtime.sleep_for(LOOK).await;
         };
         if let Err(error) = device.delete().await {
-            tracing::error!(device = %path.display(), %error, "a device that has ended stays known to the kernel");
+            tracing::error!(device = %path.display(), %error, "a stopped device stays registered in the kernel");
         }
         if let Err(error) = self.0.pool.flush().await {
             tracing::error!(device = %path.display(), %error, "flushing after a device has ended");

@@ -20,7 +20,7 @@ impl Notifier {
         let var = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
         let socket = var("NOTIFY_SOCKET").and_then(|place| {
             let connected = connect(&place);
-            connected.inspect_err(|error| tracing::warn!(%error, "the service manager cannot be told anything")).ok()
+            connected.inspect_err(|error| tracing::warn!(%error, "the service manager cannot be reached")).ok()
         });
         let number = |name| var(name)?.to_str()?.parse::<u64>().ok();
         let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
@@ -52,7 +52,7 @@ impl Notifier {
         if let Some(socket) = &self.socket
             && let Err(error) = socket.send(text.as_bytes())
         {
-            tracing::warn!(%error, "the service manager was not told");
+            tracing::warn!(%error, "the service manager could not be notified");
         }
     }
 }

@@ -394,7 +394,7 @@ impl Asked {
                 tracing::warn!("a second signal: disconnecting clients");
                 self.data.hurry();
             } else {
-                tracing::info!(signal, "a signal asks for the end");
+                tracing::info!(signal, "a signal requests the end");
                 self.end.wanted.raise();
             }
         }

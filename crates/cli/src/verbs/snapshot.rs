@@ -103,7 +103,7 @@ async fn take(
     let not_frozen = std::mem::take(&mut frozen.not_frozen);
     let was_held = frozen.end();
     for reason in not_frozen {
-        tracing::warn!("not frozen, so that its snapshot is as after a crash: {reason}");
+        tracing::warn!("not frozen: its snapshot has the state after a crash: {reason}");
     }
     let taken = taken?;
     if !was_held {

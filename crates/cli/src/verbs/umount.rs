@@ -84,7 +84,7 @@ pub fn end(global: &Global, dir: &Path) -> Result<()> {
         {
             bail!(
                 "{} is unmounted, but {} was not closed cleanly: nothing that was synced is lost, and the next open \
-                 recovers it; why is said by the process that had it mounted",
+                 recovers it; the process that had it mounted reports why",
                 dir.display(),
                 pool.display()
             )

@@ -191,7 +191,7 @@ fn the_documentation_lists_every_method() {
 #[test]
 fn another_user_may_not_control_a_pool_even_if_the_socket_lets_him_connect() {
     if !rustix::process::geteuid().is_root() {
-        return missing("only root can run programs as somebody else");
+        return missing("only root can run programs as another user");
     }
     let lab = Lab::with_pool("64M");
     let server = Server::start_with(&lab, POOL, &["--control", "control.sock"]);

@@ -106,7 +106,7 @@ fn sockets_of_a_killed_daemon_are_in_nobodys_way() {
     daemon.signal(Signal::KILL);
     wait_until("it is gone", || !daemon.is_running());
     assert!(lab.path("nbd.sock").exists());
-    assert_eq!(lab.names(), ["a"], "a verb is not held up by a socket that nobody listens on");
+    assert_eq!(lab.names(), ["a"], "a verb is not held up by a socket without a listener");
     let daemon = Daemon::start(&lab, &[]);
     assert!(connect(&lab).read(0, 4096).unwrap() == noise(1, 4096));
     lab.ok(&["stop", POOL]);
@@ -173,7 +173,7 @@ fn delete_rollback_and_shrinking_of_what_is_in_use_are_refused_and_say_who_uses_
     let mut client = Client::connect(server.socket(), "a").unwrap();
     assert!(client.read(0, 4096).unwrap() == noise(1, 4096));
     drop(client);
-    wait_until("nobody uses it", || lab.run(&["delete", "-r", "pool.img/a"]).status.success());
+    wait_until("it is not in use", || lab.run(&["delete", "-r", "pool.img/a"]).status.success());
     server.stop();
     lab.assert_clean();
 }

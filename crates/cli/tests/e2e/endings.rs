@@ -370,11 +370,11 @@ fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
     lab.ok(&["init", &disk.0]);
     lab.ok(&["create", &format!("{}/a", disk.0), "--size", "8M"]);
     serve_for_a_while(&lab, &disk.0);
-    assert!(is_free(Path::new(&disk.0)), "somebody has it");
+    assert!(is_free(Path::new(&disk.0)), "it is in use");
     let backing = PathBuf::from(format!("/sys/block/{}/loop/backing_file", &disk.0[5..]));
     assert!(backing.exists());
     drop(disk);
-    assert!(!backing.exists(), "somebody has it open");
+    assert!(!backing.exists(), "it is open");
     // For a file: its file system can be unmounted.
     let Some(disk) = Loop::new(&lab.path("below")) else { return };
     succeed(mkfs.args(["-q", "-F", &disk.0]));
@@ -488,7 +488,7 @@ fn a_listener_that_is_dropped_takes_nobody_any_more() {
         let accepting = rt.spawn(async move { listener.accept().await.map(drop) });
         rt.yield_now().await;
         drop(accepting.cancel().await);
-        soon(&rt, "nobody listens", || TcpStream::connect(addr).is_err()).await;
+        soon(&rt, "no listener is left", || TcpStream::connect(addr).is_err()).await;
     });
 }
 

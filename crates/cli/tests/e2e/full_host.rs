@@ -199,14 +199,14 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     let run = lab.run(&["delete", "small/pool.img/a@x"]);
     assert_eq!(run.status.code(), Some(0), "it is gone: {}", run.stderr);
     let said = run.stderr;
-    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    assert!(said.contains("it is done, but its space is not free yet"), "{said}");
     assert!(said.contains("give it room") && !said.contains("try again"), "{said}");
     // A verb that frees nothing does not mention it.
     lab.ok(&["resize", "small/pool.img/a", "--size", "600M"]);
     let shrunk = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]);
     let said = shrunk.stderr;
     assert!(shrunk.status.success(), "{said}");
-    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    assert!(said.contains("it is done, but its space is not free yet"), "{said}");
     lab.ok(&["resize", "small/pool.img/a", "--size", "512M"]);
     fs::remove_file(place.join("filler")).unwrap();
     let list = lab.json(&["list", "small/pool.img"]).to_string();

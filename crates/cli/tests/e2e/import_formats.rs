@@ -194,10 +194,10 @@ fn the_size_of_an_import_is_what_was_asked_for() {
     lab.run_with_input(&["import", "-", &at("c"), "--size", &image.len().to_string()], &image).ok();
     assert!(lab.contents("c") == image);
     let message = lab.run(&["import", "image.raw", &at("d"), "--size", "1M"]).refused();
-    assert!(message.contains("longer than the size"), "{message}");
+    assert!(message.contains("longer than the requested size"), "{message}");
     for input in [&image[..], &vec![0; 2 * MIB]] {
         let message = lab.run_with_input(&["import", "-", &at("d"), "--size", "1M"], input).refused();
-        assert!(message.contains("longer than the size"), "{message}");
+        assert!(message.contains("longer than the requested size"), "{message}");
     }
     assert_eq!(lab.names(), ["a", "b", "c"]);
     lab.assert_clean();

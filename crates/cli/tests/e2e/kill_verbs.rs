@@ -51,9 +51,9 @@ impl World {
             server.kill();
         });
         let contents = self.lab.contents("a");
-        assert_eq!(contents.len(), self.known["a"].len(), "nobody resized it");
+        assert_eq!(contents.len(), self.known["a"].len(), "it was not resized");
         self.parts.iter_mut().for_each(|part| part.verify(&contents));
-        assert!(contents[WRITTEN..].iter().all(|&byte| byte == 0), "nobody wrote there");
+        assert!(contents[WRITTEN..].iter().all(|&byte| byte == 0), "that range was not written");
         self.known.insert("a".to_string(), contents);
     }
 

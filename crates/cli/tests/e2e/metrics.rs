@@ -107,7 +107,7 @@ fn metrics_are_what_was_done() {
     assert_eq!([volume("provisioned_bytes_total"), volume("breaks_total")], [40960.0, 0.0]);
     assert_eq!(volume("referenced_bytes"), 40960.0 - 4096.0);
     assert_eq!(of("volume_size_bytes{volume=\"idle\"}"), 1048576.0);
-    assert!(!samples.contains_key("forkdisk_volume_read_operations_total{volume=\"idle\"}"), "nobody opened it");
+    assert!(!samples.contains_key("forkdisk_volume_read_operations_total{volume=\"idle\"}"), "it was not opened");
     assert_eq!(of("pool_write_bytes_total"), 40960.0);
     assert_eq!([of("pool_size_bytes"), of("pool_volumes"), of("pool_snapshots")], [67108864.0, 2.0, 1.0]);
     assert_eq!([of("pool_mode{mode=\"rw\"}"), of("nbd_connections")], [1.0, 1.0]);
@@ -185,7 +185,7 @@ fn metrics_beyond_this_machine_are_refused() {
 fn stats_of_a_served_pool_has_live_counters() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
-    assert!(lab.json(&["stats", POOL])["live"].is_null(), "nobody serves it");
+    assert!(lab.json(&["stats", POOL])["live"].is_null(), "it is not served");
     let server = Server::start(&lab);
     let mut nbd = Client::connect(server.socket(), "a").expect("connected");
     nbd.write(0, &[7; 8192], false).expect("written");
@@ -222,7 +222,7 @@ fn top_shows_who_is_busy() {
     assert!(said.starts_with("pool     rw  used "), "{said}");
     assert!(writes("busy").is_some_and(|rate| rate > 0.0), "{said}");
     assert_eq!(writes("busy"), writes("all"), "{said}");
-    assert_eq!(row("idle"), None, "nobody uses it: {said}");
+    assert_eq!(row("idle"), None, "it is not in use: {said}");
     server.stop();
 }
 

@@ -257,7 +257,7 @@ fn a_server_that_is_killed_while_it_takes_snapshots_is_gone() {
         let start = Instant::now();
         mount.kill();
         assert!(start.elapsed() < Duration::from_secs(10), "it took {:?} to be gone", start.elapsed());
-        wait_until("whoever waited for it is let go", || program.is_finished());
+        wait_until("the programs that waited for it are released", || program.is_finished());
         taken += program.join().unwrap().map_or(0, |(n, _)| n);
         mount.release();
         lab.assert_clean();

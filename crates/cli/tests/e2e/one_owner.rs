@@ -47,7 +47,7 @@ fn a_pool_that_is_served_is_refused_by_another_way() {
                 assert!(!run.status.success(), "{verb:?} while {served} is served: {run:?}");
                 let told = run.stderr;
                 assert!(told.contains(&format!("(pid {})", server.pid())), "{verb:?}: {told}");
-                assert!(told.contains("the same pool by another way or a copy of it"), "{verb:?}: {told}");
+                assert!(told.contains("the same pool under another path or a copy of it"), "{verb:?}: {told}");
             }
         }
         server.stop();
@@ -62,7 +62,7 @@ fn a_pool_that_is_mounted_is_refused_by_another_way_and_not_after_a_kill() {
     let Some(mount) = Mounted::new(&lab) else { return };
     let snapshot = format!("{}/a@s", device.0);
     let told = lab.run(&["snapshot", &snapshot]).refused();
-    assert!(told.contains("forkdisk mount") && told.contains("by another way"), "{told}");
+    assert!(told.contains("forkdisk mount") && told.contains("under another path"), "{told}");
     mount.unmount(&lab);
     let server = Server::start(&lab);
     server.kill();

@@ -505,7 +505,7 @@ fn used(lab: &Lab) -> u64 {
 fn delete(lab: &Lab, names: &[&str]) {
     let names: Vec<String> = names.iter().map(|name| format!("pool.img/{name}")).collect();
     let args: Vec<&str> = ["delete"].into_iter().chain(names.iter().map(String::as_str)).collect();
-    wait_until("nobody uses them", || {
+    wait_until("they are not in use", || {
         let run = lab.run(&args);
         assert!(run.status.success() || run.stderr.contains("in use"), "{}", run.stderr);
         run.status.success()

@@ -135,7 +135,7 @@ fn a_rollback_that_finds_no_space_waits_as_long_as_a_write_does() {
     lab.ok(&["set", "when-full=error", "pool.img/disk"]);
     let start = Instant::now();
     lab.run(&["rollback", "pool.img/disk@old"]).refused();
-    assert!(start.elapsed() < Duration::from_secs(4), "by that policy nobody waits");
+    assert!(start.elapsed() < Duration::from_secs(4), "by that policy writes do not wait");
     lab.ok(&["grow", POOL, "--size", "128M"]);
     lab.ok(&["rollback", "pool.img/disk@old"]);
     server.stop();

@@ -67,7 +67,7 @@ impl Served {
     #[track_caller]
     fn delete(&mut self, names: &[&str]) {
         let delete = params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false };
-        wait_until("nobody uses them", || match self.control.call(delete.clone(), None, |_| {}) {
+        wait_until("they are not in use", || match self.control.call(delete.clone(), None, |_| {}) {
             Ok(_) => true,
             Err(failure) if failure.kind == FailureKind::Busy => false,
             Err(failure) => panic!("delete {names:?}: {failure}"),

@@ -113,7 +113,7 @@ fn systemd_starts_it_when_the_first_client_connects() {
     command.arg(program.get_program()).args(program.get_args()).current_dir(lab.path(""));
     let mut service = Service(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
     wait_until("systemd listens", || lab.path("data.sock").exists());
-    assert!(!lab.path("control.sock").exists(), "nobody has connected yet");
+    assert!(!lab.path("control.sock").exists(), "no client has connected yet");
     let mut client = Client::connect(&lab.path("data.sock"), "a").unwrap();
     client.write(0, &noise(1, 4096), true).unwrap();
     assert!(client.read(0, 4096).unwrap() == noise(1, 4096));

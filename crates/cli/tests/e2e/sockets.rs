@@ -64,7 +64,7 @@ fn a_group_is_let_in_and_others_are_not() {
     server.stop();
     let server = Server::start_with(&lab, POOL, &["--socket-mode", "0666"]);
     assert_eq!(mode_and_group(server.socket()), (0o666, 0));
-    assert_eq!(opens(server.socket(), GROUP + 1), Some(true), "everybody");
+    assert_eq!(opens(server.socket(), GROUP + 1), Some(true), "all users");
     server.stop();
 }
 

@@ -168,7 +168,7 @@ pub fn lock(image: &File, shown: &str, force: bool) -> Result<(), Failure> {
 }
 
 fn empty(shown: &str) -> Stopped {
-    invalid(format!("{shown}: is empty (0 bytes), which is no image: look at what should have written it"))
+    invalid(format!("{shown}: is empty (0 bytes), which is no image: check the program that should have written it"))
 }
 
 fn too_long(shown: &str, len: u64) -> Stopped {
@@ -266,7 +266,7 @@ impl Read for RetryingReader<'_> {
         loop {
             if !is_ready(self.file, PollFlags::IN)? {
                 if !self.coming.is_wanted() {
-                    return Err(io::Error::other("it is not wanted any more"));
+                    return Err(io::Error::other("the import was cancelled"));
                 }
                 continue;
             }
@@ -467,8 +467,8 @@ mod tests {
             (gzip(b"QFI\xfb\0\0\0\x03"), "qcow2", "gzip -dc FILE >DISK"),
             (gzip(&gzip(b"x")), "twice", "gzip -dc FILE >IMAGE"),
             (gzip(&vhd), "vhd", "gzip -dc FILE >DISK"),
-            (Vec::new(), "0 bytes", "look at"),
-            (gzip(b""), "0 bytes", "look at"),
+            (Vec::new(), "0 bytes", "check the program"),
+            (gzip(b""), "0 bytes", "check the program"),
         ] {
             let message = stream(&bytes, Source::default()).unwrap_err().message;
             assert!(message.contains(format) && message.contains(way), "{message}");

@@ -109,7 +109,7 @@ impl Export {
                     let mut bytes = vec![0; n as usize - 8];
                     self.stream.read_exact(&mut bytes).map_err(broken)?;
                     if !inside(at, bytes.len() as u64) {
-                        return Err(odd("a place outside of the request").into());
+                        return Err(odd("an offset outside of the request").into());
                     }
                     covered += bytes.len() as u64;
                     take(Piece::Data { offset: at, bytes })?;
@@ -118,7 +118,7 @@ impl Export {
                     let at = u64::from_be_bytes(get(&mut self.stream)?);
                     let hole = u64::from(u32::from_be_bytes(get(&mut self.stream)?));
                     if !inside(at, hole) {
-                        return Err(odd("a place outside of the request").into());
+                        return Err(odd("an offset outside of the request").into());
                     }
                     covered += hole;
                     take(Piece::Hole { end: at + hole })?;
@@ -131,7 +131,7 @@ impl Export {
                         failed = Some(io::Error::from_raw_os_error(errno as i32));
                     }
                 }
-                _ => return Err(odd("a reply of a strange length").into()),
+                _ => return Err(odd("a reply of an unexpected length").into()),
             }
             if flags & 1 != 0 {
                 break;
@@ -139,7 +139,7 @@ impl Export {
         }
         match failed {
             Some(error) => Err(Failure::file(format!("the image cannot be read near byte {offset}"), error).into()),
-            None if covered != u64::from(len) => Err(odd("a reply that is not whole").into()),
+            None if covered != u64::from(len) => Err(odd("an incomplete reply").into()),
             None => Ok(()),
         }
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(read(&[data.clone(), hole(1, 4096)].concat()).unwrap(), [(0, 4096), (8192, 0)]);
         let text = |end: &[u8]| read(end).unwrap_err().message;
         assert!(text(&data).contains("has ended"));
-        assert!(text(&hole(1, 4096)).contains("not whole"));
+        assert!(text(&hole(1, 4096)).contains("incomplete"));
         assert!(text(&hole(1, 8192)).contains("outside"));
         let error = chunk(1, 0x8001, &[0, 0, 0, 5, 0, 0]);
         assert!(text(&error).contains("near byte 0"));

@@ -18,7 +18,7 @@ pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result
     };
     let report = session.pool.gather(&p.object, tell).await?;
     if call.cancelled.load(Ordering::Relaxed) {
-        return Err(Failure::new(FailureKind::Io, "gathering was ended early; ask again and it goes on"));
+        return Err(Failure::new(FailureKind::Io, "gathering was cancelled; another `defrag` continues it"));
     }
     let after = session.pool.find(&p.object)?;
     Ok(Gathering {

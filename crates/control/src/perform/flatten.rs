@@ -18,7 +18,7 @@ pub async fn flatten(session: &Session, p: params::Flatten, call: &Call) -> Resu
     };
     let report = session.pool.flatten(&p.volume, tell).await?;
     if !report.independent {
-        return Err(Failure::new(FailureKind::Io, "flattening was ended early; ask again and it goes on"));
+        return Err(Failure::new(FailureKind::Io, "flattening was cancelled; another `flatten` continues it"));
     }
     let after = session.pool.find(&p.volume)?;
     Ok(Flattening { name: after.name, referenced: after.referenced, copied: report.copied })

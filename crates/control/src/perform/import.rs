@@ -80,7 +80,7 @@ fn check_free(all: &[VolumeInfo], wanted: &str) -> Result<(), Failure> {
 async fn undone(session: &Session, failure: Failure, call: &Call) -> Failure {
     match settle(session, call).await {
         Ok(()) => failure,
-        Err(e) => failure.about(format!("the space of what was imported so far has not come back yet ({e})")),
+        Err(e) => failure.about(format!("the space of the partial import is not free yet ({e})")),
     }
 }
 
@@ -111,7 +111,7 @@ async fn copy(
     let mut total = None;
     loop {
         if call.cancelled.load(Ordering::Relaxed) {
-            return Err(Failure::new(FailureKind::Cancelled, "the import was given up"));
+            return Err(Failure::new(FailureKind::Cancelled, "the import was cancelled"));
         }
         let reached = match next.transpose()? {
             Some(Part::Length(len)) => {
@@ -151,7 +151,7 @@ impl Writer<'_> {
         match self.wanted.filter(|wanted| len > *wanted) {
             None => Ok(()),
             Some(wanted) => {
-                let text = format!("the image is longer than the size that was asked for ({wanted} bytes)");
+                let text = format!("the image is longer than the requested size ({wanted} bytes)");
                 Err(Failure::new(FailureKind::Invalid, text))
             }
         }

@@ -111,7 +111,7 @@ pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure
     call.say("giving space back");
     session.pool.wait_freed().await.map_err(|error| {
         let failure = Failure::from(error);
-        let text = format!("it is done, but its space has not come back yet: {}", failure.message);
+        let text = format!("it is done, but its space is not free yet: {}", failure.message);
         Failure::new(failure.kind, text)
     })
 }

@@ -165,7 +165,7 @@ fn receive_descriptor(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
 pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
     let failed = |e: Errno| {
         let why = match e {
-            Errno::BUSY => "is in use: `fuser -vm DIR` says by whom".to_owned(),
+            Errno::BUSY => "is in use: `fuser -vm DIR` shows the processes".to_owned(),
             Errno::INVAL => "nothing is mounted there".to_owned(),
             e => format!("cannot be unmounted: {e}"),
         };
@@ -194,7 +194,7 @@ fn unmount_by_helper(dir: &Path, lazily: bool) -> Result<()> {
 /// Sets the read-ahead of the mount at `dir` to `bytes`, if permitted.
 pub fn raise_read_ahead(dir: &Path, bytes: usize) {
     if let Err(error) = set(dir, "read_ahead_kb", bytes >> 10) {
-        tracing::debug!(%error, "it reads ahead as it does");
+        tracing::debug!(%error, "the read-ahead is unchanged");
     }
 }
 

@@ -157,7 +157,7 @@ fn prepare_block(file: &File, path: &Path, size: u64, force: bool) -> forkdisk::
     let failed = |e: io::Error| Error::io(format!("cannot read {}", path.display()), e);
     let len = geometry::len(file, Kind::Block).map_err(failed)?;
     if size > len {
-        let text = format!("{} has {len} bytes, fewer than the {size} asked for", path.display());
+        let text = format!("{} has {len} bytes, fewer than the requested {size}", path.display());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     if force {

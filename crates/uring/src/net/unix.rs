@@ -96,7 +96,7 @@ impl SocketFile {
             std::os::unix::fs::lchown(&self.path, None, access.group)?;
         }
         if SocketFile::identity_of(&self.path) != Some(self.identity) {
-            return Err(io::Error::other("another file has taken its place"));
+            return Err(io::Error::other("another file has replaced it"));
         }
         fs::set_permissions(&self.path, fs::Permissions::from_mode(access.mode))
     }

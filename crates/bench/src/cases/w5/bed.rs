@@ -127,7 +127,7 @@ impl Bed {
     fn figures(&self) -> Result<(Counts, u64, u64)> {
         match self.ask(Question::Figures)? {
             Answer::Figures(counts, contents, used) => Ok((counts, contents, used)),
-            _ => Err(anyhow!("an answer to another question")),
+            _ => Err(anyhow!("a reply to another command")),
         }
     }
 
@@ -149,7 +149,7 @@ impl Bed {
     fn recording(&self, question: Question) -> Result<Recording> {
         match self.ask(question)? {
             Answer::Recording(recording) => Ok(recording),
-            _ => Err(anyhow!("an answer to another question")),
+            _ => Err(anyhow!("a reply to another command")),
         }
     }
 
@@ -242,7 +242,7 @@ async fn serve(
     let handle = session.handle();
     let serving = rt.spawn(session.serve());
     let woken = Watched::new(rt, woken);
-    let tell = |what| answer.send(what).map_err(|_| anyhow!("nobody listens"));
+    let tell = |what| answer.send(what).map_err(|_| anyhow!("the receiver is gone"));
     tell(Ok(Answer::Done))?;
     loop {
         woken.readable().await?;

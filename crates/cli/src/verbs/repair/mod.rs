@@ -99,7 +99,7 @@ pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
         }
         let file = args.undo_file.unwrap_or_else(|| default_undo_file(&plan.uuid));
         UndoFile::of(plan.uuid, plan.replaced().await, &plan.replacements).write(&file)?;
-        say(format!("what they held is kept in {} (`forkdisk repair --undo`)", file.display()))?;
+        say(format!("their old contents are kept in {} (`forkdisk repair --undo`)", file.display()))?;
         plan.apply().await.context(path.display().to_string())?;
         anyhow::Ok((replaced, Some(file)))
     })??;
@@ -132,8 +132,7 @@ fn take_back(path: &Path, file: &Path, global: &Global) -> Result<()> {
             result.with_context(|| format!("{}: reading the superblock", path.display()))?;
             if found[..] != expected[..] {
                 bail!(
-                    "{} is another pool than {} was made for, or was changed since that repair, which cannot be taken \
-                     back \
+                    "{} is another pool than {} was made for, or was changed since that repair, which cannot be undone \
                      any more",
                     path.display(),
                     file.display()

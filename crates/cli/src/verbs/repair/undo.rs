@@ -35,7 +35,7 @@ impl UndoFile {
 
     /// Writes it durably to a new file; refuses an existing one.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let at = || format!("{}: keeping what the repair writes over", path.display());
+        let at = || format!("{}: saving what the repair overwrites", path.display());
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                 bail!("{} exists already; name another one with --undo-file", path.display())
@@ -54,8 +54,7 @@ impl UndoFile {
     /// Reads an undo file.
     pub fn read(path: &Path) -> Result<UndoFile> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        UndoFile::decode(&bytes)
-            .with_context(|| format!("{} is no undo file of a repair, or not a whole one", path.display()))
+        UndoFile::decode(&bytes).with_context(|| format!("{} is not a complete undo file of a repair", path.display()))
     }
 
     fn encode(&self) -> Vec<u8> {

@@ -103,7 +103,7 @@ impl SessionHandle {
                 tracing::warn!(%error, "writing back what the kernel has cached");
             }
             make(MountCall::Unmount(dir.clone())).or_else(|error| match error.errno {
-                libc::EBUSY => make(MountCall::Detach(dir)).map(|()| tracing::warn!("{error}; it goes away lazily")),
+                libc::EBUSY => make(MountCall::Detach(dir)).map(|()| tracing::warn!("{error}; unmounting lazily")),
                 _ => Err(error),
             })
         });
@@ -166,7 +166,8 @@ impl<H: Handler> Session<H> {
         session.agree().await?;
         raise_read_ahead(&session.state.dir, MAX_WRITE);
         let connection = &session.state.connection;
-        let notifier = Notifier::new(connection).map_err(|e| Error::io("a second way to the kernel", e))?;
+        let notifier =
+            Notifier::new(connection).map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
         session.handler.mounted(notifier);
         Ok(session)
     }
@@ -187,7 +188,7 @@ impl<H: Handler> Session<H> {
                 Err(e) => return Err(Error::io("mounting", e.into())),
             };
             let Some(Decoded::Request(Request { header, operation: Operation::Init(init) }, _)) = decoded else {
-                return Err(Error::new(ErrorKind::Unsupported, "the kernel does not begin with a greeting"));
+                return Err(Error::new(ErrorKind::Unsupported, "the kernel's first request is not INIT"));
             };
             let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct())?;
             self.state.send(header.unique, Reply::Init(reply));

@@ -255,7 +255,7 @@ mod tests {
         let held = now(greedy.admit(50)).expect("all of the shared memory");
         let small = now(modest.admit(10)).expect("its own reserve");
         assert!(now(modest.admit(1)).is_none());
-        assert!(!memory.is_short(), "who gave up waiting does not count");
+        assert!(!memory.is_short(), "a cancelled wait does not count");
         drop(small);
         drop(held);
         assert_eq!(memory.free.get(), 50);

@@ -114,7 +114,7 @@ impl Control {
 /// Why a connection ended, unless the client closed it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
-    #[error("the client did nothing for {0:?} and had not chosen an export (handshake_timeout)")]
+    #[error("the client was idle for {0:?} without choosing an export (handshake_timeout)")]
     HandshakeTimeout(Duration),
     #[error(transparent)]
     Negotiation(Ended),
@@ -122,7 +122,7 @@ pub(super) enum Broken {
     Request(#[from] RequestError),
     #[error("a write of {0} bytes is more than the server takes in to refuse it")]
     Oversized(u64),
-    #[error("the client left in the middle of a write's data")]
+    #[error("the client disconnected in the middle of a write's data")]
     MidPayload,
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -308,7 +308,7 @@ async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
         let all = state.clients.connected.borrow().clone();
         for control in all.iter().filter(|control| control.has_stalled(limit)) {
             state.log.warn(format_args!(
-                "disconnected a client that held memory others wait for and did not move for {limit:?}"
+                "disconnected a client that held memory that others wait for, without progress for {limit:?}"
             ));
             count(&state.common.counters.stalled);
             control.disconnect();

@@ -30,9 +30,9 @@ const LIST_PIECE: usize = 128;
 /// Why a negotiation ended without an export.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
-    #[error("the client left during the negotiation")]
+    #[error("the client disconnected during the negotiation")]
     Left,
-    #[error("the client asked for the export {0:?}: {1}")]
+    #[error("the client requested the export {0:?}: {1}")]
     Refused(String, forkdisk::Error),
     #[error("the client chose an export without TLS, which is required here")]
     NotEncrypted,
@@ -132,7 +132,7 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     let stream = accepted.map_err(|_| late())?.map_err(Ended::Tls)?;
     let identity = stream.identity();
     if let Some(identity) = &identity {
-        tracing::debug!(client = %identity, "a client has shown its certificate");
+        tracing::debug!(client = %identity, "a client presented its certificate");
     }
     let mut inbox = Inbox::new(stream.clone());
     let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
@@ -314,7 +314,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
 
     /// Opens an export with the client's permissions. An export that it may not open appears not to exist.
     fn open(&self, name: &str) -> forkdisk::Result<(X::Export, ExportInfo)> {
-        let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for you"));
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for this client"));
         let name = match self.policy {
             Policy::Clear(Security::Only(only)) if name.is_empty() => only,
             _ => name,

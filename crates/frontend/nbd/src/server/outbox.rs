@@ -99,7 +99,7 @@ impl Outbox {
                 let (result, pieces) = stream.send_vectored(std::mem::take(&mut batch.pieces)).await;
                 batch.pieces = pieces;
                 if let Err(error) = result {
-                    tracing::debug!(%error, "a client has gone with replies on their way");
+                    tracing::debug!(%error, "a client disconnected with unsent replies");
                     // Tasks that wait for requests of this client see the end of the stream.
                     let _ = stream.shutdown(Shutdown::Both);
                     broken = true;

@@ -85,7 +85,7 @@ impl AccessTable {
 fn entry(index: usize, entry: AccessEntry) -> Result<Entry> {
     let bad = |what: &str| Err(Error::new(ErrorKind::Invalid, format!("client {} of the table {what}", index + 1)));
     if entry.name.is_none() && entry.fingerprint.is_none() {
-        return bad("has neither a name nor a fingerprint; name = \"*\" means everybody");
+        return bad("has neither a name nor a fingerprint; name = \"*\" matches every client");
     }
     if entry.exports.is_empty() {
         return bad("may open nothing: exports is empty; leave the client out instead");
@@ -202,7 +202,11 @@ mod tests {
         assert_eq!([vm2.on("disks/frozen"), vm2.on("disks/a")], [Permission::ReadOnly, Permission::None]);
         assert_eq!(table.grants(Some(&identity("backup", 1))).on("disks/a"), Permission::ReadOnly);
         assert_eq!(table.grants(Some(&identity("stranger", 1))).on("disks/a"), Permission::None);
-        assert_eq!(table.grants(None).on("disks/a"), Permission::None, "a table lets nobody in without a name");
+        assert_eq!(
+            table.grants(None).on("disks/a"),
+            Permission::None,
+            "with a table, a client without a name has no permission"
+        );
         assert_eq!(AccessTable::open().grants(None).on("disks/a"), Permission::Full);
     }
 

@@ -48,7 +48,7 @@ impl Tls {
     /// Refuses a restricted table without a client authority: clients would be unauthenticated.
     pub fn load(files: &TlsFiles, access: AccessTable) -> Result<Tls> {
         if files.client_ca.is_none() && access.is_restricted() {
-            let text = "who may open which export needs a client CA: without one clients show no certificate";
+            let text = "a table of clients needs a client CA: without one clients present no certificate";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let chain = certificates(&files.certificate)?;
