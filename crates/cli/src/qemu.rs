@@ -18,8 +18,8 @@ use serde_json::Value;
 const HAND_OVER: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
 
 /// Exit codes of `qemu-img check`: check not possible; damage found. (3: leaks only. 63: the format has no check.)
-const NOT_CHECKED: i32 = 1;
-const DAMAGED: i32 = 2;
+const NOT_CHECKED_STATUS: i32 = 1;
+const DAMAGED_STATUS: i32 = 2;
 
 /// A running `qemu-nbd` that reads an image, and the connection to it.
 pub struct Reader {

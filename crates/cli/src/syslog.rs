@@ -12,7 +12,7 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The syslog facility for daemons.
-const FACILITY: u8 = 3;
+const FACILITY_ID: u8 = 3;
 
 static LOG: OnceLock<UnixDatagram> = OnceLock::new();
 

@@ -17,7 +17,7 @@ use crate::host;
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// Size of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins
 /// when an area is half full.
-const BYTES: usize = 4096 + (2 << 20);
+const SPARE_BYTES: usize = 4096 + (2 << 20);
 /// Prefix of its name; the rest identifies the file or device of the pool, since a copy of a pool
 /// has the same UUID.
 const NAME: &str = "volatile";

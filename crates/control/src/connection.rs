@@ -24,14 +24,14 @@ use crate::perform::{Call, perform};
 use crate::server::State;
 
 /// Most descriptors received with one piece of a message.
-const FILES_AT_ONCE: usize = 4;
+const MAX_FILES_PER_PIECE: usize = 4;
 /// Most received descriptors that wait for the request they belong to.
 const MAX_FILES: usize = 8;
 /// Bytes received at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Most bytes received and dropped after a message that is too long.
-const MOST_FORGOTTEN: usize = 64 << 20;
+const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
 
 /// State of one connection, as the server sees it.
 pub struct Peer {

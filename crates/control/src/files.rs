@@ -15,11 +15,11 @@ use crate::failure::{Failure, FailureKind};
 use crate::sparse::nonzero_pages;
 
 /// Bytes moved at a time.
-pub const STEP: usize = 1 << 20;
+pub const STEP_BYTES: usize = 1 << 20;
 /// How long a thread waits for a pipe before it checks whether its caller is still connected.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Bytes that a writable pipe takes without blocking.
-const PIPE_BUF: usize = 4096;
+const PIPE_BUF_BYTES: usize = 4096;
 
 /// Waits up to [`PATIENCE`] and returns whether a read or write would not block. A file that cannot
 /// be polled is ready.

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Longest identity that is stored, in bytes without its kind; longer ones lose their beginning.
-const MOST: usize = 60;
+const MAX_NAME_BYTES: usize = 60;
 
 /// Returns the identity of the block device at `path` as `KIND:TEXT`; empty for a file and if the
 /// kernel reports none.

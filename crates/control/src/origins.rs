@@ -19,11 +19,11 @@ use crate::runtime_dir;
 use crate::session::Session;
 
 /// Default chunk of an origin, in bytes.
-const DEFAULT_CHUNK: u64 = 64 << 10;
+const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
 /// Default copy-ahead for a sequential writer, in bytes.
-const DEFAULT_AHEAD: u64 = 8 << 20;
+const DEFAULT_AHEAD_BYTES: u64 = 8 << 20;
 /// Default time that a write waits for space, in seconds.
-const DEFAULT_WAIT: u32 = 60;
+const DEFAULT_WAIT_SECONDS: u32 = 60;
 
 /// Returns the modification time of the file at `path`, in nanoseconds since 1970; 0 for a block
 /// device and if the file cannot be examined.

@@ -17,7 +17,7 @@ use crate::session::Session;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Descriptors reserved for verbs, in case the process reaches its limit.
-const RESERVE: usize = 16;
+const RESERVE_FDS: usize = 16;
 /// Least time between two log messages about failed accepts.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 

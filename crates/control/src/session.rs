@@ -122,7 +122,7 @@ struct Own {
 }
 
 /// Most imports and exports at a time: each uses up to about 16 MiB and a thread.
-const MOST_COPIES: usize = 16;
+const MAX_COPIES_COUNT: usize = 16;
 
 impl Session {
     /// Creates a session on `pool`, whose volumes `host` serves.

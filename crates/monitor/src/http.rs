@@ -18,13 +18,13 @@ use crate::collect::Source;
 use crate::prometheus;
 
 /// Most connections at a time; more are closed at once.
-const MOST: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// Most bytes of a request's head.
-const MAX_HEAD: usize = 8 << 10;
+const MAX_HEAD_BYTES: usize = 8 << 10;
 /// How long a request may take to arrive, and the client to receive each part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the answer sent at once.
-const PART: usize = 64 << 10;
+const PART_BYTES: usize = 64 << 10;
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

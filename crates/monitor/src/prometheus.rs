@@ -16,7 +16,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Powers of two (nanoseconds) of the latency buckets: 4 µs to 17 s, each four times the previous one.
 const LATENCY_BOUNDS: std::ops::RangeInclusive<usize> = 12..=34;
-const LATENCY_STEP: usize = 2;
+const LATENCY_STEP_BUCKETS: usize = 2;
 /// Powers of two of the buckets for group sizes.
 const GROUP_BOUNDS: std::ops::RangeInclusive<usize> = 0..=10;
 const NANOSECONDS: f64 = 1e9;

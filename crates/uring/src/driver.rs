@@ -33,9 +33,9 @@ use crate::sys;
 use crate::timer::Timers;
 
 /// `user_data` of the poll on the eventfd.
-const WAKE: u64 = u64::MAX;
+const WAKE_ID: u64 = u64::MAX;
 /// `user_data` of entries whose completion is ignored.
-const IGNORE: u64 = u64::MAX - 1;
+const IGNORE_ID: u64 = u64::MAX - 1;
 
 pub(crate) struct Driver {
     queue: RefCell<Queue>,

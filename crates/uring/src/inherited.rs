@@ -9,7 +9,7 @@ use crate::sys;
 /// The first passed descriptor.
 const FIRST: RawFd = 3;
 /// Most descriptors that are accepted; managers pass far fewer.
-const MOST: i32 = 4096;
+const MAX_FDS: i32 = 4096;
 
 /// A passed descriptor.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ const MAX_ENTRY_BYTES: usize = 1 << 30;
 
 /// Bytes from which a worker thread of the kernel copies the data of a send: one core copies about
 /// 2 GB/s, and the ring's thread can serve others meanwhile.
-const LARGE_SEND: usize = 256 << 10;
+const LARGE_SEND_BYTES: usize = 256 << 10;
 
 pub(crate) struct Op {
     pub(crate) work: Work,
@@ -202,7 +202,7 @@ impl Transfer {
 }
 
 /// Result of a read at the end of the file. Not a valid errno.
-const SHORT: i32 = -100_000;
+const SHORT_ERRNO: i32 = -100_000;
 
 /// Converts a negative result to an error.
 pub(crate) fn error(result: i32) -> io::Error {

@@ -1,4 +1,5 @@
 //! Test of the example `branch`.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 #[path = "../examples/branch.rs"]
 #[allow(dead_code, reason = "`main` is for the command line")]

@@ -90,18 +90,26 @@ keys! {
         "Least severe level that is logged; without it, info by serve and warn by other verbs";
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
-        "Path of the data socket; without it, /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock";
-    SOCKET_DIR "socket_dir" Kind::Path, Serve, "", "A folder with a separate data socket for each volume, VOLUME.sock (docs/nbd.md)";
-    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "", "The mode of data sockets; without it, 0660 with a group, else 0600";
+        "Path of the data socket; without it, /run/forkdisk/UUID/nbd.sock for root, else \
+        $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock";
+    SOCKET_DIR "socket_dir" Kind::Path, Serve, "",
+        "A folder with a separate data socket for each volume, VOLUME.sock (docs/nbd.md)";
+    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "",
+        "The mode of data sockets; without it, 0660 with a group, else 0600";
     SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
-    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "", "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first match applies";
-    MOUNT "mount" Kind::Path, Serve, "", "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
+    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "",
+        "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first match applies";
+    MOUNT "mount" Kind::Path, Serve, "",
+        "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Also serve over TCP, to other machines only with TLS or --insecure; 127.0.0.1:10809 if no address is given";
-    TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), followed by intermediate certificates";
+    TLS_CERT "tls_cert" Kind::Path, Serve, "",
+        "The server's certificate for TLS over TCP (PEM), followed by intermediate certificates";
     TLS_KEY "tls_key" Kind::Path, Serve, "", "The private key of the certificate (PEM)";
-    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "", "Certificate authorities (PEM); clients over TCP must present a certificate of one of them";
-    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "", "Table of the exports that each client certificate may open (TOML, docs/tls.md)";
+    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "",
+        "Certificate authorities (PEM); clients over TCP must present a certificate of one of them";
+    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "",
+        "Table of the exports that each client certificate may open (TOML, docs/tls.md)";
     TLS "tls" Kind::Choice(&["off", "allowed", "required"]), Serve, "",
         "Whether clients over TCP use TLS; without it, required if there is a certificate, else off";
     METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the Prometheus text format";
@@ -110,27 +118,43 @@ keys! {
     LOG_FILE "log_file" Kind::Path, Serve, "", "Log file, instead of stderr; SIGHUP reopens it";
     SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
         "Target of the log with --daemon and without a log file: the socket of journald or syslogd, if it exists";
-    LOG_BURST "log_burst" Kind::Count, Serve, "20", "Most log lines of one kind within ten seconds; more are counted and left out";
-    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What a write does when the pool, or the file system under it, is full";
+    LOG_BURST "log_burst" Kind::Count, Serve, "20",
+        "Most log lines of one kind within ten seconds; more are counted and left out";
+    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait",
+        "What a write does when the pool, or the file system under it, is full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
-    LOW_WATER "low_water" Kind::Share, Serve, "5%", "Free space below which a warning is logged, a size or percent of the pool; 0: never";
+    LOW_WATER "low_water" Kind::Share, Serve, "5%",
+        "Free space below which a warning is logged, a size or percent of the pool; 0: never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most changed metadata that is not yet in a checkpoint";
-    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s", "Longest time until an acknowledged write is committed and flushed in the background; 0: never";
-    DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
-    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes", "Whether a daemon of root is exempt from the out-of-memory killer and locks its memory, as its devices need it (docs/attach.md)";
+    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s",
+        "Longest time until an acknowledged write is committed and flushed in the background; 0: never";
+    DISCARD "discard" Kind::Switch, Serve, "yes",
+        "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes",
+        "Whether a daemon of root is exempt from the out-of-memory killer and locks its memory, as its devices \
+        need it (docs/attach.md)";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Most connections to the data socket at a time";
-    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Most connections to one export at a time; further ones are refused when they choose it";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96",
+        "Most connections to one export at a time; further ones are refused when they choose it";
     MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Most requests of one connection that are not answered yet";
     MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Most data of such requests";
-    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that each connection may have in flight before it uses shared memory";
-    SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Most data in flight beyond that, of all connections together";
-    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128", "Most requests that all connections together have under way in the pool; active connections get equal shares";
+    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M",
+        "Data that each connection may have in flight before it uses shared memory";
+    SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M",
+        "Most data in flight beyond that, of all connections together";
+    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128",
+        "Most requests that all connections together have under way in the pool; active connections get equal \
+        shares";
     STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Most data of such requests, shared in the same manner";
-    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client that has not chosen an export may be idle";
-    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s", "How long a client may hold shared memory without progress while others wait for it";
-    DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long the end of the daemon waits for requests in flight";
-    CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Most connections to the control socket at a time";
+    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s",
+        "How long a client that has not chosen an export may be idle";
+    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s",
+        "How long a client may hold shared memory without progress while others wait for it";
+    DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s",
+        "How long the end of the daemon waits for requests in flight";
+    CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128",
+        "Most connections to the control socket at a time";
     CONTROL_MESSAGE "control_message" Kind::Size, Serve, "1M", "Longest message on the control socket";
 }
 

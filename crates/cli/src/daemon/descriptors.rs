@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Descriptors that a daemon needs besides its connections: the pool, the ring, sockets, signals,
 /// mounts, metrics connections, files passed with requests.
-const OTHERS: u64 = 128;
+const OTHER_FILES: u64 = 128;
 
 /// Raises the soft limit to the hard one; returns the new limit, `None` for unlimited.
 pub fn raise() -> Option<u64> {

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long `stop` waits for clients that are disconnecting before it is refused.
 const LEAVING: Duration = Duration::from_millis(300);
 /// Most clients that a refusal names.
-const SHOWN: usize = 5;
+const SHOWN_COUNT: usize = 5;
 
 /// A running daemon.
 pub struct Daemon {

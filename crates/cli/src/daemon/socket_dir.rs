@@ -25,7 +25,7 @@ use super::exports::Served;
 const LOOK: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_millis(1);
 /// Names that are processed before other tasks run.
-const PIECE: usize = 256;
+const BATCH_COUNT: usize = 256;
 /// Suffix of a socket's file name; the volume's name precedes it.
 const SUFFIX: &str = ".sock";
 

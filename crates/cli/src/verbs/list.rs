@@ -54,7 +54,7 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
 const SPARE: [&str; 8] = ["GATHER", "CHUNK", "COPY-AHEAD", "WHEN-FULL", "FRAGMENTED", "QUOTA", "DEPENDS-ON", "CREATED"];
 
 /// Number of columns that apply to every pool; the rest is about origins.
-const USUAL: usize = 10;
+const USUAL_COLUMNS: usize = 10;
 
 /// Returns the number of columns to show: people see the columns about origins only if they contain a value.
 fn shown_columns(rows: &[Vec<String>], for_people: bool) -> usize {

@@ -22,7 +22,7 @@ use crate::output::{print_json_line, print_line};
 use crate::volume_sockets::VolumeSockets;
 
 /// Most exports announced by name as text; JSON lists all of them.
-const ANNOUNCED: usize = 100;
+const ANNOUNCED_COUNT: usize = 100;
 
 /// Serve every volume and snapshot as an NBD export
 ///

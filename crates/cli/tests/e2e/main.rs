@@ -1,4 +1,5 @@
 //! The real program with real clients: one behaviour per test, named for it.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod attach;
 mod attach_freeze;

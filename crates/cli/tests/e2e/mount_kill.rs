@@ -188,7 +188,8 @@ fn a_database_is_whole_after_every_kill() {
         let count: u64 = lines[lines.len() - 1].parse().unwrap();
         assert!(count >= committed, "{count} rows are left of {committed}");
         // `full` does not wait for the removal of the journal, which is the commit in the mode `delete`.
-        let insert = "pragma synchronous=extra; insert into t(x) select randomblob(3000) from (select 1 union select 2); select count(*) from t;";
+        let insert = "pragma synchronous=extra; insert into t(x) select randomblob(3000) from (select 1 union select \
+            2); select count(*) from t;";
         let mut script = client("sqlite3", "sqlite3").unwrap();
         script.arg("-batch").arg(mount.path("db"));
         script

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 use liblzma::stream::{CONCATENATED, Stream};
 
 /// Memory limit for an xz stream; `xz -9` needs 65 MiB.
-const MOST_MEMORY: u64 = 256 << 20;
+const MAX_MEMORY_BYTES: u64 = 256 << 20;
 /// Bytes read from the compressed side at a time.
 const PIECE_BYTES: usize = 256 << 10;
 

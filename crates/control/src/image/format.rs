@@ -1,7 +1,7 @@
 //! Recognition of image formats by magic numbers, so that no other format is taken for a raw image.
 
 /// Bytes of the beginning and of the end that [`recognise`] examines.
-pub const LOOKED_AT: usize = 512;
+pub const LOOKED_AT_BYTES: usize = 512;
 
 /// How an image format is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,8 +28,8 @@ use decompress::decompressed;
 use format::{Format, Kind, LOOKED_AT_BYTES};
 
 /// Bytes requested from an NBD server at a time: where there is data, and after a hole.
-const NBD_STEP: u64 = 4 << 20;
-const NBD_LONG_STEP: u64 = 32 << 20;
+const NBD_STEP_BYTES: u64 = 4 << 20;
+const NBD_LONG_STEP_BYTES: u64 = 32 << 20;
 /// Format name for the socket of an NBD server.
 pub const NBD: &str = "nbd";
 

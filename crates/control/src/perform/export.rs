@@ -16,9 +16,9 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Reads in flight.
-const DEPTH: usize = 8;
+const DEPTH_COUNT: usize = 8;
 /// Most chunks that wait to be written.
-const AHEAD: usize = 4;
+const AHEAD_COUNT: usize = 4;
 /// Bytes of a volume whose extents are looked up at a time.
 const LOOK_AHEAD_BYTES: u64 = 64 << 20;
 

@@ -21,9 +21,9 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Writes in flight.
-const DEPTH: usize = 8;
+const DEPTH_COUNT: usize = 8;
 /// Most parts of the image that are read ahead.
-const AHEAD: usize = 4;
+const AHEAD_COUNT: usize = 4;
 /// Initial size of a volume whose final length is unknown, in bytes; it doubles when it is full.
 const FIRST_SIZE: u64 = 64 << 20;
 

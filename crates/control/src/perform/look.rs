@@ -11,11 +11,11 @@ use crate::reply::{Change, Diff, DuRecord, Piece, PieceMap, Usage, VolumeRecord}
 use crate::session::Session;
 
 /// Approximate number of runs in a part of a map or comparison.
-const PART: usize = 4096;
+const PART_COUNT: usize = 4096;
 /// Bytes of a volume examined at a time: at most 16,384 runs.
-const STEP: u64 = 64 << 20;
+const STEP_BYTES: u64 = 64 << 20;
 /// Most bytes of holes and shared data that one part covers, so that the caller hears of the progress.
-const REACH: u64 = 1 << 46;
+const REACH_BYTES: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
     Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
@@ -53,7 +53,7 @@ pub async fn map(session: &Session, p: params::Map, call: &Call) -> Result<Piece
         let len = step.min(volume.size() - at);
         let extents = volume.extents(at, len).await?;
         // Lookups of holes take constant time, independent of their length.
-        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH) } else { STEP };
+        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH_BYTES) } else { STEP_BYTES };
         extents.iter().for_each(|extent| add(&mut pieces, extent));
         at += len;
         session.runtime.yield_now().await;
@@ -76,7 +76,7 @@ fn continues(last: &Piece, next: &Piece) -> bool {
 }
 
 /// Number of names examined before other tasks run.
-const NAMES: usize = 1024;
+const MAX_NAMES: usize = 1024;
 
 /// Returns the volumes and snapshots that match `objects`, by name: an empty name matches everything, a
 /// folder all volumes in it, a volume itself and its snapshots. An object that matches nothing is an error.

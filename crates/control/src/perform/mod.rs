@@ -156,4 +156,4 @@ fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Resul
 }
 
 /// Most entries of a list that a message shows.
-const SHOWN: usize = 5;
+const SHOWN_COUNT: usize = 5;

@@ -165,7 +165,8 @@ impl<D: Device> Inner<D> {
             if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
                 let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
                 let why = format!(
-                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they were durable; restore the pool from a copy",
+                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they \
+                     were durable; restore the pool from a copy",
                     PageAddr(place / PAGE_SIZE as u64),
                     group.confirmed - next
                 );

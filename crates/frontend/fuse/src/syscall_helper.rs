@@ -80,7 +80,8 @@ impl MountCall {
             Ok(child) => finish(child),
             Err(error) => {
                 // Writing the cache matters more than a clean end after a kill.
-                tracing::warn!(%error, "{} cannot be started for a call on the mount", syscall_helper.program.display());
+                tracing::warn!(%error, "{} cannot be started for a call on the \
+                    mount", syscall_helper.program.display());
                 self.make_here()
             }
         }

@@ -1,4 +1,5 @@
 //! A pool in memory as a file system, with requests as the kernel sends them, without a kernel.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 

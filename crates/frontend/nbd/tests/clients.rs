@@ -2,6 +2,7 @@
 //!
 //! A test whose client is not installed prints that and passes, unless
 //! FORKDISK_TEST_REQUIRE_CLIENTS=1 is set: then it fails.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

@@ -1,6 +1,7 @@
 //! Share of one connection next to others that are greedy, slow or hostile, counted in requests
 //! served while a disk with its own clock makes a number of ticks. No real time is involved:
 //! streams are in memory, and everything runs in the order of the executor's queue.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! The fuzz targets of the server, without libFuzzer: every input of the corpus, and random
 //! mutations of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 #[path = "../../../../fuzz/src/lib.rs"]
 mod fuzz;

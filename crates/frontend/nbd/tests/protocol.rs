@@ -1,4 +1,5 @@
 //! Behaviour of the server with clients that follow the protocol, one behaviour per test.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

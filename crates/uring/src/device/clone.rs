@@ -13,7 +13,7 @@ use crate::op::{Work, outcome};
 use crate::sys;
 
 /// Alignment of clones: file systems clone whole blocks, mostly pages. Those with larger blocks refuse.
-const UNIT: u64 = 4096;
+const UNIT_BYTES: u64 = 4096;
 
 /// What is known about cloning on a device.
 #[derive(Default)]

@@ -10,8 +10,8 @@ use forkdisk::device::Array;
 use crate::sys;
 
 /// Largest block size that the engine supports, in bytes.
-const MAX_BLOCK: usize = 4096;
-const MIN_BLOCK: usize = 512;
+const MAX_BLOCK_BYTES: usize = 4096;
+const MIN_BLOCK_BYTES: usize = 512;
 /// Least number of stripes in flight to an array, however little memory it has.
 const FEWEST_STRIPES: u64 = 8;
 
@@ -56,7 +56,7 @@ pub(super) fn direct_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<Option<
         (Some(align), _) => align.offset.max(align.memory) as usize,
         (None, Kind::Block) => sys::sector_size(fd)?,
         // An older kernel does not report it: whole pages suit every file system.
-        (None, Kind::File) => MAX_BLOCK,
+        (None, Kind::File) => MAX_BLOCK_BYTES,
     };
     let block = said.max(MIN_BLOCK_BYTES);
     Ok((block <= MAX_BLOCK_BYTES && block.is_power_of_two()).then_some(block))

@@ -18,7 +18,7 @@ use crate::handle::Handle;
 use crate::sys;
 
 /// Bytes at the beginning of a block device that must be zero for it to count as empty.
-const EMPTY_PROBE: u64 = 1 << 20;
+const EMPTY_PROBE_BYTES: u64 = 1 << 20;
 
 /// Options for opening a device.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use crate::handle::Handle;
 use crate::sys::{self, SockAddr};
 
 /// Connections that the kernel queues until they are accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG_CONNECTIONS: i32 = 128;
 
 /// A unix socket that accepts connections. Its file is removed when this is dropped, unless
 /// another socket has taken its place.

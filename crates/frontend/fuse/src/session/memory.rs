@@ -9,9 +9,9 @@ use forkdisk::Buf;
 use crate::codec::MAX_WRITE;
 
 /// Most full-size buffers that are kept.
-const KEPT: usize = 32;
+const KEPT_COUNT: usize = 32;
 /// Largest buffer in bytes that is allocated with its exact size.
-const SMALL: usize = 64 << 10;
+const SMALL_BYTES: usize = 64 << 10;
 
 pub struct Memory {
     used: Cell<usize>,

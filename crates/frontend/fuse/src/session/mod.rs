@@ -30,11 +30,11 @@ use memory::Memory;
 pub use notify::Notifier;
 
 /// Most background requests, for which no program waits.
-const BACKGROUND: u16 = 64;
+const BACKGROUND_REQUESTS: u16 = 64;
 /// Most bytes of contents in requests in flight; above it no further request is read.
-const CONTENTS: usize = 256 << 20;
+const CONTENTS_BYTES: usize = 256 << 20;
 /// Requests received before other tasks run.
-const BATCH: usize = 32;
+const BATCH_REQUESTS: usize = 32;
 /// How long files that are still open when the session stops remain usable.
 const GRACE: Duration = Duration::from_secs(2);
 

@@ -7,11 +7,11 @@ use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Attr, Header, Kind, Reply, SetAttr, StatFs, Time};
 
 /// Milliseconds for which the kernel may cache names and attributes.
-const VALID: u32 = 1000;
+const VALID_MS: u32 = 1000;
 /// Best size of one read or write, in bytes.
-const BEST_IO: u32 = 64 << 10;
+const BEST_IO_BYTES: u32 = 64 << 10;
 /// Most bytes of a name with all its folders.
-const LONGEST_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 /// Write permission for owner, group and others.
 const WRITE_BITS: u32 = 0o222;
 /// Set-user-id, set-group-id, and execute permission of the group.

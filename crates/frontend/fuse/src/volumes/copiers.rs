@@ -14,11 +14,11 @@ use std::path::Path;
 use super::destination::is_on;
 
 /// Most opens that are remembered.
-const MOST: usize = 1024;
+const MAX_COPIERS_COUNT: usize = 1024;
 /// Symbol of the system call in a program that uses it.
 const SYSTEM_CALL: &[u8] = b"copy_file_range";
 /// Largest program in bytes that is searched for it.
-const LARGEST: u64 = 64 << 20;
+const MAX_COPY_BYTES: u64 = 64 << 20;
 
 /// Opens by such programs that have not queried attributes since: (thread, node).
 #[derive(Default)]

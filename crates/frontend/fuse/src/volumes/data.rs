@@ -10,11 +10,11 @@ use crate::codec::{Header, Reply, open_flags, write_flags};
 use crate::off_thread::off_thread;
 
 /// Most bytes shared by one request; the caller then requests the rest, and can be interrupted in between.
-const SHARED_AT_ONCE: u64 = 64 << 30;
+const SHARED_AT_ONCE_BYTES: u64 = 64 << 30;
 /// Most bytes copied by one request that cannot share.
-const COPIED_AT_ONCE: u64 = 64 << 20;
+const COPIED_AT_ONCE_BYTES: u64 = 64 << 20;
 /// Largest count that fits into a reply of 32 bits, in whole blocks.
-const NARROW: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
+const NARROW_BYTES: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
 
 impl<D: Device> Volumes<D> {
     pub(super) fn open(&self, header: &Header, flags: u32) -> Outcome {

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::mount::{MountPoint, mounted_at, table_of};
 
 /// Most symbolic links that are followed.
-const LINKS: usize = 40;
+const MAX_LINKS_COUNT: usize = 40;
 
 /// Returns whether thread `pid`, a `cp`, `mv` or `install`, copies to the mount at `dir`.
 pub fn is_on(dir: &Path, pid: u32) -> bool {

@@ -63,8 +63,8 @@ pub struct VolumesOptions {
 }
 
 /// Numbers of operations that a pool does not support.
-const SYMLINK: u32 = 6;
-const LINK: u32 = 13;
+const SYMLINK_OPCODE: u32 = 6;
+const LINK_OPCODE: u32 = 13;
 
 /// An open file.
 struct Open<D: Device> {
@@ -223,7 +223,7 @@ impl<D: Device> Volumes<D> {
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
             // No hard or symbolic links: the error of file systems without them.
-            Operation::Other(SYMLINK | LINK) => Err(Failed(libc::EPERM)),
+            Operation::Other(SYMLINK_OPCODE | LINK_OPCODE) => Err(Failed(libc::EPERM)),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use forkdisk::VolumeId;
 
 /// Number of the root.
-pub const ROOT: u64 = 1;
+pub const ROOT_ID: u64 = 1;
 /// Number of the folder of all snapshots.
-const SNAPSHOTS: u64 = 2;
+const SNAPSHOTS_ID: u64 = 2;
 /// Name of that folder in the root.
 pub const SNAPSHOTS_NAME: &str = ".snapshots";
 

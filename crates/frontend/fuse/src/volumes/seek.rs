@@ -30,7 +30,7 @@ impl<D: Device> Volumes<D> {
 }
 
 /// Runs of the map examined at a time.
-const LOOKS: usize = 1024;
+const MAX_LOOKUPS: usize = 1024;
 
 /// Returns the first offset from `offset` on that is data (`data`) or a hole.
 async fn first<D: Device>(volume: &Volume<D>, offset: u64, data: bool) -> Outcome<Option<u64>> {

@@ -10,7 +10,7 @@ use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
 
 /// Unit of holes in bytes, counted from the beginning of a request.
-const UNIT: usize = 4096;
+const UNIT_BYTES: usize = 4096;
 
 /// A set of disks in memory. If there is only one, it is the default export.
 #[derive(Clone, Default)]

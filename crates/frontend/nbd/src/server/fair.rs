@@ -23,7 +23,7 @@ const LEAST_REQUESTS: usize = 1;
 /// Bytes of data that each connection may always have under way. A single request may have more.
 const LEAST_BYTES: usize = 1 << 20;
 /// Requests, of all connections, after which active connections are counted anew.
-const PERIOD: usize = 256;
+const PERIOD_REQUESTS: usize = 256;
 
 /// State shared by all connections.
 pub(super) struct Fair {

@@ -12,11 +12,11 @@ use forkdisk_uring::ByteStream;
 
 /// Size of the staging buffer in bytes: larger than any handshake message and than any request with
 /// a payload that is not received directly.
-pub(super) const STAGING: usize = 128 << 10;
+pub(super) const STAGING_BYTES: usize = 128 << 10;
 /// Missing bytes from which a payload is received directly into its buffer.
-const DIRECT: usize = 16 << 10;
+const DIRECT_BYTES: usize = 16 << 10;
 /// Bytes of the receive after a large payload.
-const LITTLE: usize = 4 << 10;
+const LITTLE_BYTES: usize = 4 << 10;
 
 pub(super) struct Inbox<S> {
     stream: S,

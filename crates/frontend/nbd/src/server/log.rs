@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Most warnings per [`WINDOW`].
-const MOST: u32 = 10;
+const MAX_LOGGED_COUNT: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Limits the warnings per window of time and counts the others.

@@ -23,9 +23,9 @@ use crate::codec::{
 use crate::tls::{Grants, Permission, Tls, TlsStream};
 
 /// Approximate size of the parts in which replies to a list are sent.
-const LIST_PART: usize = 64 << 10;
+const LIST_PART_BYTES: usize = 64 << 10;
 /// Names of a list that are processed before other tasks run.
-const LIST_PIECE: usize = 128;
+const LIST_PIECE_COUNT: usize = 128;
 
 /// Why a negotiation ended without an export.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::codec::MAX_PAYLOAD;
 
 /// Connections that clients open if several are allowed: nbdcopy, and the kernel's client.
-const SEVERAL: usize = 4;
+const SEVERAL_CONNECTIONS: usize = 4;
 
 /// Limits of a server. The memory that clients can make it use is bounded by
 /// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per

@@ -13,16 +13,16 @@ use crate::codec::{ExportInfo, STATE_DIRTY, STATE_HOLE, STATE_ZERO, StatusExtent
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Length in bytes from which zeroing by the map is faster than writing, including its unaligned ends.
-const FAST_ZERO: u64 = 64 << 10;
+const FAST_ZERO_BYTES: u64 = 64 << 10;
 /// Most runs of the map that CACHE examines.
-const CACHE_LOOKS: usize = 1024;
+const CACHE_LOOKUPS: usize = 1024;
 /// Most generations of clones that are followed.
-const GENERATIONS: usize = 64;
+const MAX_DESCENT_LEVELS: usize = 64;
 /// Most snapshots whose contexts a list names; the others can be used, too. With all of them,
 /// listing the contexts of all snapshots of a volume would take quadratic time.
-const LISTED: usize = 100;
+const LISTED_COUNT: usize = 100;
 /// The same limit for an export that is a snapshot: a list of all exports contains these for each of them.
-const LISTED_OF_SNAPSHOT: usize = 10;
+const LISTED_OF_SNAPSHOT_COUNT: usize = 10;
 
 /// An open volume or snapshot, and its pool.
 pub struct PoolExport<D: Device> {

@@ -13,14 +13,14 @@ use super::outbox::{Failure, Outbox, Outcome, Reply};
 use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
 
 /// Bytes from which a read reports holes, if the reply style can carry them.
-const SPARSE_READ: usize = 4096;
+const SPARSE_READ_BYTES: usize = 4096;
 /// Unit, from the beginning of the export, to which the place of a failed read is narrowed down.
-const FAULT: u64 = 4096;
+const FAULT_BYTES: u64 = 4096;
 /// Most extents of one context in a reply.
 pub(super) const MAX_EXTENTS: usize = 1024;
 /// Pieces of a map examined before other tasks run, and in all for one context of a reply.
-const LOOKS: usize = 256;
-const MAX_LOOKS: usize = 4096;
+const FIRST_LOOKUPS: usize = 256;
+const MAX_LOOKUPS: usize = 4096;
 
 /// State shared by the tasks of a connection's requests.
 pub(super) struct Session<E: Export> {

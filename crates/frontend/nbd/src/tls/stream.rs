@@ -19,9 +19,9 @@ use rustls::{ServerConfig, ServerConnection};
 use super::identity::Identity;
 
 /// Most bytes of ciphertext received at once.
-const CIPHERTEXT: usize = 128 << 10;
+const CIPHERTEXT_BYTES: usize = 128 << 10;
 /// Most bytes of plaintext encrypted before they are sent.
-const SEND_PART: usize = 256 << 10;
+const SEND_PART_BYTES: usize = 256 << 10;
 
 /// The server's end of a TLS session over `S`. Clones are the same connection.
 pub struct TlsStream<S> {
