@@ -38,16 +38,11 @@ impl<D: Device> Part<D> {
 }
 
 impl<D: Device> Device for Part<D> {
+    forkdisk::forward_device! { disk: block_size buffer flush }
+    forkdisk::plain_device! { cork stripe allocate can_clone clone_range zero_range }
+
     fn len(&self) -> u64 {
         self.len
-    }
-
-    fn block_size(&self) -> usize {
-        self.disk.block_size()
-    }
-
-    fn buffer(&self, len: usize) -> Buf {
-        self.disk.buffer(len)
     }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
@@ -56,10 +51,6 @@ impl<D: Device> Device for Part<D> {
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         self.disk.write(buf, self.moved(segments), fua)
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.disk.flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {

@@ -105,3 +105,15 @@ fn exceptions_are_few_and_have_reasons() {
 fn the_glossary() -> &'static Source {
     SOURCES.iter().find(|source| source.path == "docs/glossary.md").expect("docs/glossary.md exists")
 }
+
+#[test]
+fn only_the_simulator_plants_mistakes() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let manifest = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).unwrap();
+    // A plain `cargo build` builds the program alone: features of the simulator would be unified into it.
+    assert!(manifest("Cargo.toml").contains("\ndefault-members = [\"crates/cli\"]\n"));
+    for source in SOURCES.iter().filter(|source| source.path.ends_with("Cargo.toml")) {
+        let plants = source.text.contains("\"planted\"");
+        assert_eq!(plants, source.path == "crates/sim/Cargo.toml", "{}", source.path);
+    }
+}

@@ -67,17 +67,8 @@ impl Counted {
 }
 
 impl Device for Counted {
-    fn len(&self) -> u64 {
-        self.device.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.device.block_size()
-    }
-
-    fn buffer(&self, len: usize) -> Buf {
-        self.device.buffer(len)
-    }
+    forkdisk::forward_device! { device: len block_size buffer set_len }
+    forkdisk::plain_device! { cork stripe allocate can_clone clone_range zero_range }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.add(segments.len());
@@ -97,10 +88,6 @@ impl Device for Counted {
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.add(1);
         self.device.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.device.set_len(len)
     }
 }
 

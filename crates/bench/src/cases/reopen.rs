@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::future::{Future, pending};
-use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -46,17 +45,8 @@ struct Held {
 }
 
 impl Device for Held {
-    fn len(&self) -> u64 {
-        self.memory.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.memory.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.memory.read(buf, segments)
-    }
+    forkdisk::forward_device! { memory: len block_size read flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let held = self.held.get() && segments.iter().any(|s| SUPERBLOCKS.contains(&s.offset));
@@ -67,18 +57,6 @@ impl Device for Held {
                 None => pending().await,
             }
         }
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.memory.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.memory.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.memory.set_len(len)
     }
 }
 

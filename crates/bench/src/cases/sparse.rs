@@ -2,7 +2,6 @@
 //! the engine writes for itself takes memory.
 
 use std::future::Future;
-use std::io;
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -31,17 +30,8 @@ impl Sparse {
 }
 
 impl Device for Sparse {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.0.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.0.read(buf, segments)
-    }
+    forkdisk::forward_device! { 0: len block_size read flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let (zeroes, rest): (Segments, Segments) =
@@ -56,18 +46,6 @@ impl Device for Sparse {
             }
             write.await
         }
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.set_len(len)
     }
 }
 

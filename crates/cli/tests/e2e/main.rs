@@ -50,6 +50,7 @@ mod origins_told;
 mod output;
 mod partial;
 mod process_crash;
+mod product;
 mod quota;
 mod readme;
 mod repair;

@@ -46,17 +46,7 @@ impl<D: Device> DelayingDevice<D> {
 }
 
 impl<D: Device> Device for DelayingDevice<D> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn buffer(&self, len: usize) -> Buf {
-        self.inner.buffer(len)
-    }
+    crate::forward_device! { inner: len block_size buffer cork stripe allocate can_clone set_len }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.late(self.inner.read(buf, segments))
@@ -74,14 +64,6 @@ impl<D: Device> Device for DelayingDevice<D> {
         self.late(self.inner.discard(offset, len))
     }
 
-    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.allocate(offset, len)
-    }
-
-    fn can_clone(&self, source: &Self) -> bool {
-        self.inner.can_clone(&source.inner)
-    }
-
     fn clone_range(
         &self,
         source: &Self,
@@ -94,10 +76,6 @@ impl<D: Device> Device for DelayingDevice<D> {
 
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.late(self.inner.zero_range(offset, len))
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

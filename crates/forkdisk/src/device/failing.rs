@@ -60,17 +60,7 @@ async fn transfer<F: Future<Output = IoResult>>(submitted: Result<F, (io::Error,
 }
 
 impl<D: Device> Device for FailingDevice<D> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn buffer(&self, len: usize) -> Buf {
-        self.inner.buffer(len)
-    }
+    crate::forward_device! { inner: len block_size buffer cork stripe allocate can_clone set_len }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         transfer(match self.judge_all(RequestKind::Read, &segments) {
@@ -94,14 +84,6 @@ impl<D: Device> Device for FailingDevice<D> {
         outcome(self.judge(RequestKind::Discard, offset, len).map(|()| self.inner.discard(offset, len)))
     }
 
-    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.allocate(offset, len)
-    }
-
-    fn can_clone(&self, source: &Self) -> bool {
-        self.inner.can_clone(&source.inner)
-    }
-
     fn clone_range(
         &self,
         source: &Self,
@@ -115,10 +97,6 @@ impl<D: Device> Device for FailingDevice<D> {
 
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         outcome(self.judge(RequestKind::Zero, offset, len).map(|()| self.inner.zero_range(offset, len)))
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

@@ -114,6 +114,8 @@ fn next_turn<T: Unpin>(outcome: T) -> NextTurn<T> {
 }
 
 impl Device for MemoryDevice {
+    crate::plain_device! { buffer cork stripe allocate }
+
     fn len(&self) -> u64 {
         self.state.len.get()
     }

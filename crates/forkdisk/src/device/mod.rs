@@ -8,6 +8,7 @@
 mod buf;
 mod delaying;
 mod failing;
+mod forward;
 mod in_flight;
 mod memory;
 mod models;
@@ -66,9 +67,7 @@ pub trait Device: 'static {
     fn block_size(&self) -> usize;
 
     /// A buffer of `len` bytes, contents unspecified, best suited to this device.
-    fn buffer(&self, len: usize) -> Buf {
-        Buf::zeroed(len)
-    }
+    fn buffer(&self, len: usize) -> Buf;
 
     /// Reads every segment into `buf`. On error the buffer's contents are unspecified.
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static;
@@ -79,12 +78,10 @@ pub trait Device: 'static {
     /// A hint for the writes that follow, until it is changed: they come from clients that send more before they are
     /// answered. A device that wants whole stripes may hold back the end of a write for a moment then, and with it its
     /// completion.
-    fn cork(&self, _more: bool) {}
+    fn cork(&self, more: bool);
 
     /// Bytes of a stripe, for a device that wants whole ones.
-    fn stripe(&self) -> Option<u64> {
-        None
-    }
+    fn stripe(&self) -> Option<u64>;
 
     /// Makes durable every write that completed before this call.
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;
@@ -95,15 +92,11 @@ pub trait Device: 'static {
 
     /// Sets storage aside for the range, so that writing to it cannot fail for lack of space; what
     /// it holds stays. A device that cannot do it, or need not, succeeds and does nothing.
-    fn allocate(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        std::future::ready(Ok(()))
-    }
+    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
     /// Whether [`clone_range`](Self::clone_range) from `source` and [`zero_range`](Self::zero_range) are
     /// worth a try. False once the device has answered `Unsupported`.
-    fn can_clone(&self, _source: &Self) -> bool {
-        false
-    }
+    fn can_clone(&self, source: &Self) -> bool;
 
     /// Makes `len` bytes at `to` hold what those at `from` on `source` (another device, or this one) hold,
     /// without moving them. Offsets and length are multiples of [`block_size`](Self::block_size), and
@@ -111,19 +104,15 @@ pub trait Device: 'static {
     /// answers `Unsupported`. Durable like a write.
     fn clone_range(
         &self,
-        _source: &Self,
-        _from: u64,
-        _to: u64,
-        _len: u64,
-    ) -> impl Future<Output = io::Result<()>> + 'static {
-        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static;
 
     /// Makes the range read as zeroes without writing them, its storage still set aside. Alignment,
     /// errors and durability as for [`clone_range`](Self::clone_range).
-    fn zero_range(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
     /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable
     /// after the next flush. A device that cannot grow answers `Unsupported`.

@@ -358,17 +358,8 @@ impl<D: Device + Clone> StripedDevice<D> {
 }
 
 impl<D: Device + Clone> Device for StripedDevice<D> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn buffer(&self, len: usize) -> Buf {
-        self.inner.buffer(len)
-    }
+    crate::forward_device! { inner: len block_size buffer allocate set_len }
+    crate::plain_device! { can_clone clone_range zero_range }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         if let Some(stripes) = &self.stripes {
@@ -398,14 +389,6 @@ impl<D: Device + Clone> Device for StripedDevice<D> {
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.release();
         self.inner.discard(offset, len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.allocate(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 
     fn cork(&self, more: bool) {

@@ -130,8 +130,10 @@ impl LiveVolumes {
         self.activity.entry(record.id).or_insert_with(|| Rc::new(Activity::of(record)))
     }
 
-    /// Adds the figures of a deleted volume to the sum of all such.
+    /// Drops the live state of a deleted volume, and adds its figures to the sum of all such.
     pub fn note_deleted(&mut self, id: VolumeId) {
+        let live = self.live.remove(&id);
+        debug_assert!(live.is_none_or(|live| live.open.get() == 0), "a volume with a handle is not deleted");
         if let Some(activity) = self.activity.remove(&id) {
             self.deleted.merge(&activity.counters.read());
         }

@@ -26,7 +26,8 @@ struct Scale {
 }
 
 impl Device for Scale {
-    forward! { len block_size read flush discard set_len }
+    forkdisk::forward_device! { inner: len block_size read flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let is_data = |s: &forkdisk::device::Segment| buf[s.at..s.at + s.len.min(PAGE_SIZE)].iter().all(|&b| b == 0);

@@ -37,7 +37,8 @@ impl Noted {
 }
 
 impl Device for Noted {
-    forward! { len block_size read flush discard set_len }
+    forkdisk::forward_device! { inner: len block_size read flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         for s in &segments {

@@ -97,7 +97,8 @@ impl Tape {
 }
 
 impl Device for Tape {
-    forward! { len block_size set_len }
+    forkdisk::forward_device! { inner: len block_size set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.state.reads.set(self.state.reads.get() + 1);

@@ -2,9 +2,6 @@
 //! down, with a clock of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-#[macro_use]
-mod forward;
-
 mod alone;
 mod amplification;
 mod commit;

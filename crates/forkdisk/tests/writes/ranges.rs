@@ -1,7 +1,6 @@
 //! What range clones cost, and that what they share stays everybody's own.
 
 use std::future::Future;
-use std::io;
 use std::rc::Rc;
 
 use forkdisk::device::{
@@ -22,33 +21,12 @@ const TABLE: u64 = 256 << 20;
 struct Sparse(MemoryDevice);
 
 impl Device for Sparse {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.0.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.0.read(buf, segments)
-    }
+    forkdisk::forward_device! { 0: len block_size read flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let kept = segments.iter().copied().filter(|s| !zeroes_are_data(&buf[s.at..s.at + s.len])).collect();
         self.0.write(buf, kept, fua)
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.0.set_len(len)
     }
 }
 

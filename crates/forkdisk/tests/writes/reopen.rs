@@ -25,7 +25,8 @@ struct Held {
 }
 
 impl Device for Held {
-    forward! { len block_size flush discard set_len }
+    forkdisk::forward_device! { inner: len block_size flush discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.read.set(self.read.get() + segments.iter().map(|s| s.len as u64).sum::<u64>());

@@ -78,7 +78,8 @@ impl Array {
 }
 
 impl Device for Array {
-    forward! { len block_size read discard set_len }
+    forkdisk::forward_device! { inner: len block_size read discard set_len }
+    forkdisk::plain_device! { buffer cork stripe allocate can_clone clone_range zero_range }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         segments.iter().for_each(|s| self.come(s.offset, s.offset + s.len as u64));

@@ -79,3 +79,22 @@ fn what_is_set_counts_whatever_was_written_before() {
         assert_eq!(modified(&snapshot), Some(5), "a snapshot has the time of what it shows");
     });
 }
+
+/// The state of the time outlived the volume, and recording it failed the process.
+#[test]
+fn the_time_of_a_volume_that_is_removed_is_not_recorded() {
+    Lab::run(64, options(true), |lab| async move {
+        for take in [false, true] {
+            let volume = lab.volume("v", 4).await;
+            lab.write(&volume, 7, 1, 1).await.expect("there is space");
+            if take {
+                assert_eq!(modified(&volume), Some(77));
+            }
+            lab.pool.remove("v").expect("it is removed");
+            drop(volume);
+            lab.pool.wait_freed().await.expect("its space is free");
+            lab.pool.flush().await.expect("it is durable");
+            lab.tasks.sleep(3 * INTERVAL).await;
+        }
+    });
+}

@@ -353,6 +353,8 @@ impl<T> Future for Answer<T> {
 }
 
 impl Device for SimDisk {
+    forkdisk::plain_device! { buffer cork stripe }
+
     fn len(&self) -> u64 {
         self.state.borrow().cache.len
     }

@@ -49,13 +49,8 @@ impl<D> Jittery<D> {
 }
 
 impl<D: Device> Device for Jittery<D> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
+    crate::forward_device! { inner: len block_size cork stripe flush discard can_clone set_len }
+    crate::plain_device! { buffer allocate }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         let (request, pause) = (self.inner.read(buf, segments), self.pause());
@@ -71,18 +66,6 @@ impl<D: Device> Device for Jittery<D> {
             pause.await;
             request.await
         }
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.discard(offset, len)
-    }
-
-    fn can_clone(&self, source: &Self) -> bool {
-        self.inner.can_clone(&source.inner)
     }
 
     fn clone_range(
@@ -105,10 +88,6 @@ impl<D: Device> Device for Jittery<D> {
             pause.await;
             request.await
         }
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 
