@@ -1,26 +1,26 @@
-//! Which pages a group of the journal vouches for.
+//! Data checksums: which pages a group of the journal covers.
 //!
-//! A commit whose records map nothing but pages with known checksums needs one flush instead of two:
-//! the checksums go along, and recovery takes the group only if the pages hold what they vouch for (it
-//! asks only where no later group says that all was durable). Such a page must go on holding that
-//! until a later group on the device says so. So:
+//! A commit whose records map only pages with known checksums needs one flush instead of two. The checksums
+//! are written with the records, and recovery accepts the group only if the pages match them (it verifies
+//! only where no later group says that all was durable). Such a page must keep its contents until a later
+//! group on the device says that they are durable. So:
 //!
-//! - What is written in place to a page of a *pending* record makes the next commit a plain one: data
-//!   first, flush, then the journal.
-//! - What would be written in place to a page of a *written* record goes to a new page, and its record
-//!   makes the next commit a plain one: no page is moved twice in a row.
+//! - A write in place to a page of a *pending* record makes the next commit a plain one: data first, flush,
+//!   then the journal.
+//! - A write in place to a page of a *written* record goes to a new page instead, and its record makes the
+//!   next commit a plain one, so that no page is relocated twice in succession.
 
 use std::collections::BTreeMap;
 
 use crate::planted::{Bug, planted};
 use crate::types::PageAddr;
 
-/// Most pages a commit ever vouches for: recovery may have to read them all.
+/// Most pages that a commit covers: recovery may have to read them all.
 const MAX_CHECKSUMMED_PAGES: u64 = 8192;
 /// Most extents: 20 bytes each in the journal.
 const MAX_EXTENTS: usize = 2048;
 
-/// Pages by their first one, with how many there are.
+/// Extents: first page and number of pages.
 type Extents = BTreeMap<u64, u64>;
 
 fn overlaps(extents: &Extents, page: PageAddr, pages: u64) -> bool {
@@ -28,9 +28,9 @@ fn overlaps(extents: &Extents, page: PageAddr, pages: u64) -> bool {
     before.is_some_and(|(&first, &n)| first + n > page.0)
 }
 
-/// What a commit vouches for.
+/// The pages that a commit covers.
 struct Commit {
-    /// The sequence number behind it.
+    /// The sequence number behind its last record.
     next: u64,
     pages: u64,
     extents: Extents,
@@ -38,11 +38,11 @@ struct Commit {
 
 /// See the module.
 pub struct ChecksummedPages {
-    /// Most pages a commit vouches for.
+    /// Most pages that a commit covers.
     max_pages: u64,
     pending: Extents,
     pages: u64,
-    /// The pending records go the long way.
+    /// The pending records require a data flush before the journal write.
     needs_data_flush: bool,
     /// Commits whose groups are written.
     written: Vec<Commit>,
@@ -61,7 +61,7 @@ impl Default for ChecksummedPages {
 }
 
 impl ChecksummedPages {
-    /// A commit vouches for no more than `pages`.
+    /// Limits the pages that a commit covers.
     pub fn limit(&mut self, pages: u64) {
         self.max_pages = pages.min(MAX_CHECKSUMMED_PAGES);
         if self.pages > self.max_pages {
@@ -69,12 +69,12 @@ impl ChecksummedPages {
         }
     }
 
-    /// Whether it is of use to know what `pages` more pages hold.
+    /// Whether a checksum of `pages` more pages is useful.
     pub fn wants(&self, pages: u64) -> bool {
         !self.needs_data_flush && self.pages + pages <= self.max_pages && self.pending.len() < MAX_EXTENTS
     }
 
-    /// A pending record maps these pages, and what they hold is known.
+    /// Adds pages that a pending record maps and whose checksum is known.
     pub fn add(&mut self, to: PageAddr, pages: u64) {
         if !self.needs_data_flush {
             self.pending.insert(to.0, pages);
@@ -82,19 +82,19 @@ impl ChecksummedPages {
         }
     }
 
-    /// The next commit flushes the data first.
+    /// Makes the next commit flush the data first.
     pub fn require_data_flush(&mut self) {
         self.needs_data_flush = true;
         self.pending.clear();
         self.pages = 0;
     }
 
-    /// Whether the next commit vouches for all that its records map.
+    /// Whether the next commit covers everything that its records map.
     pub fn covers_data(&self) -> bool {
         !self.needs_data_flush
     }
 
-    /// These pages are about to be written in place. False: they must not be.
+    /// Called before a write in place to these pages. False: it is not allowed.
     pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
         if overlaps(&self.pending, page, pages) && !planted(Bug::PendingChangedUnnoticed) {
             self.require_data_flush();
@@ -102,7 +102,7 @@ impl ChecksummedPages {
         planted(Bug::VouchedWrittenInPlace) || !self.written.iter().any(|commit| overlaps(&commit.extents, page, pages))
     }
 
-    /// The pending records, up to sequence number `next`, are handed out for writing.
+    /// The pending records, up to sequence number `next`, are taken for writing.
     pub fn take(&mut self, next: u64) {
         let pending = std::mem::take(&mut self.pending);
         if !pending.is_empty() {
@@ -111,12 +111,12 @@ impl ChecksummedPages {
         (self.pages, self.needs_data_flush) = (0, false);
     }
 
-    /// The device itself says that everything before `sequence` is durable.
+    /// Notes that the device itself says everything before `sequence` is durable.
     pub fn set_durable(&mut self, sequence: u64) {
         self.written.retain(|commit| commit.next > sequence);
     }
 
-    /// Pages of written groups.
+    /// Returns the number of pages of written groups.
     pub fn written_pages(&self) -> u64 {
         self.written.iter().map(|commit| commit.pages).sum()
     }

@@ -1,9 +1,8 @@
-//! The journal: records in the order in which they were published, written in groups, round and
-//! round through the journal's extents.
+//! The journal: records in the order in which they were published, written in groups, in a ring over the
+//! journal's extents.
 //!
-//! This module keeps the bytes and positions; the pool does the I/O. Positions count bytes since
-//! the pool was made, so they never wrap; the place in the extents is the position modulo the
-//! journal's length.
+//! This module keeps the bytes and positions; the pool does the I/O. Positions count bytes since the pool was
+//! created, so they never wrap; the place in the extents is the position modulo the journal's length.
 
 use crate::device::Segment;
 use crate::format::{DataChecksum, JournalGroup, JournalStart, Record, encode_group};
@@ -22,7 +21,7 @@ pub use self::volatile::{
     GroupEnd, MIN_VOLATILE_BYTES, RecoveredRecord, VolatileLog, VolatileMemory, invalidate, recover,
 };
 
-/// Records of one group, at most about this many bytes.
+/// Limit of the records of one group, in bytes, approximately.
 const MAX_GROUP_BYTES: usize = 128 << 10;
 
 #[derive(Default)]
@@ -33,7 +32,7 @@ struct Batch {
     checksums: Vec<DataChecksum>,
 }
 
-/// A group on its way to the device.
+/// A group to be written to the device.
 pub struct Outgoing {
     /// Whole pages.
     pub bytes: Vec<u8>,
@@ -49,7 +48,7 @@ pub struct PendingCommit {
     pub next: u64,
     /// The groups say that everything before this sequence number was durable.
     pub claims_durable: u64,
-    /// The groups vouch for all data their records map: it need not be flushed before them.
+    /// The groups cover all data that their records map by checksums: it need not be flushed before them.
     pub covers_data: bool,
 }
 
@@ -75,13 +74,13 @@ pub struct Journal {
     /// Where groups end, as far as replay has come; empty once the pool is open.
     group_ends: Vec<GroupEnd>,
     volatile: Option<Writer>,
-    /// The sequence number behind the last record that did not fit into the volatile log, until a commit has it; else
-    /// 0. Until then nothing from the first such record on outlives the process.
+    /// The sequence number behind the last record that did not fit into the volatile log, until a commit has
+    /// it; otherwise zero. Until then nothing from the first such record on outlives the process.
     overflow_seq: u64,
 }
 
 impl Journal {
-    /// A journal in `extents` that goes on behind `start`.
+    /// Creates the journal in `extents` that continues behind `start`.
     pub fn new(uuid: [u8; 16], extents: Vec<(PageAddr, u32)>, incarnation: u64, start: JournalStart) -> Journal {
         let length = extents.iter().map(|&(_, n)| u64::from(n) * PAGE_SIZE as u64).sum();
         Journal {
@@ -107,23 +106,23 @@ impl Journal {
         }
     }
 
-    /// Where the journal ends.
+    /// Returns where the journal ends.
     fn end_position(&self) -> GroupEnd {
         GroupEnd { position: self.head, chain: self.chain }
     }
 
-    /// Whether replay met a group that ends there, or begins there.
+    /// Whether replay met a group that ends or begins there.
     pub fn has_group_end(&self, place: GroupEnd) -> bool {
         self.group_ends.contains(&place)
     }
 
-    /// From now on records also go to `log`, which begins anew.
+    /// Records go to `log` as well from now on; the log begins empty.
     pub fn write_volatile(&mut self, log: &VolatileLog) {
         assert!(self.pending.is_empty(), "every record is in the journal or in the log");
         self.volatile = Some(Writer::begin(log, self.uuid, self.incarnation, self.next, self.end_position()));
     }
 
-    /// Replay is over: what it met is not asked for any more.
+    /// Ends replay: the group ends that it met are no longer needed.
     pub fn end_replay(&mut self) {
         self.group_ends = Vec::new();
     }
@@ -138,64 +137,65 @@ impl Journal {
         self.volatile.as_ref().is_some_and(Writer::is_nearly_full)
     }
 
-    /// Whether everything recorded so far is in the journal or in the volatile log, as far as there is one.
+    /// Whether everything recorded so far is in the journal or in the volatile log, if there is one.
     pub fn is_process_safe(&self) -> bool {
         self.overflow_seq == 0 || planted(Bug::NamesOutrunVolatileLog)
     }
 
-    /// A commit has ended that took everything before this sequence number, or found it covered by a checkpoint.
+    /// Notes the end of a commit that took everything before this sequence number, or found it covered by a
+    /// checkpoint.
     pub fn committed(&mut self, next: u64) {
         if next >= self.overflow_seq {
             self.overflow_seq = 0;
         }
     }
 
-    /// Bounds the pages that one commit vouches for, and recovery reads.
+    /// Limits the pages that one commit covers by checksums and that recovery reads.
     pub fn limit_checksummed_pages(&mut self, pages: usize) {
         self.checksums.limit(pages as u64);
     }
 
-    /// Pages that recovery may have to read because a written commit vouches for them.
+    /// Returns the number of pages that recovery may have to read because a written commit covers them.
     pub fn checksummed_pages(&self) -> usize {
         self.checksums.written_pages() as usize
     }
 
-    /// Bytes of the journal.
+    /// Returns the length of the journal in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Bytes between the start of replay and the end.
+    /// Returns the bytes between the start of replay and the end.
     pub fn used(&self) -> u64 {
         self.head - self.tail
     }
 
-    /// Bytes of records not yet handed out for writing.
+    /// Returns the bytes of records not yet taken for writing.
     pub fn pending(&self) -> usize {
         self.pending_bytes
     }
 
-    /// Bytes of records appended since it was opened, merged ones once.
+    /// Returns the bytes of records appended since the open, merged ones once.
     pub fn recorded(&self) -> u64 {
         self.recorded
     }
 
-    /// How many records were appended since it was opened, merged ones included.
+    /// Returns the number of records appended since the open, merged ones included.
     pub fn appended(&self) -> u64 {
         self.appended
     }
 
-    /// Sequence number of the next record.
+    /// Returns the sequence number of the next record.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Chain value of the last group.
+    /// Returns the chain value of the last group.
     pub fn chain(&self) -> u64 {
         self.chain
     }
 
-    /// Adds a record behind all others. What it says must not be durable before all data written so far.
+    /// Appends a record that must not become durable before all data written so far.
     pub fn append(&mut self, record: &Record) {
         if !(planted(Bug::GatherRecordBeforeData) && matches!(record, Record::Gather { .. })) {
             self.checksums.require_data_flush();
@@ -203,12 +203,12 @@ impl Journal {
         self.add(record);
     }
 
-    /// Adds a record of which it is no matter whether it is durable before data written so far.
+    /// Appends a record that may become durable before data written so far.
     pub fn append_unordered(&mut self, record: &Record) {
         self.add(record);
     }
 
-    /// Adds the record of a first write; `sum` is that of what the pages hold, if known.
+    /// Appends the record of a first write; `sum` is the checksum of the pages' contents, if known.
     pub fn append_map(&mut self, record: &Record, sum: Option<u64>) {
         let Record::Map { len, to, .. } = record else { return self.append(record) };
         let sum = sum.filter(|_| self.checksums.wants(u64::from(*len)));
@@ -222,8 +222,8 @@ impl Journal {
         }
     }
 
-    /// Adds the record of pages that were copied. `checksums` are of what was copied, all of it with the first
-    /// record of several and none with the others; `None`: it is not known.
+    /// Appends the record of copied pages. `checksums` are those of the copied data, all of them with the
+    /// first record of several and none with the others; `None`: unknown.
     pub fn append_copied(&mut self, record: &Record, checksums: Option<&[DataChecksum]>) {
         let Some(checksums) = checksums else { return self.append(record) };
         self.add(record);
@@ -241,13 +241,13 @@ impl Journal {
         }
     }
 
-    /// Whether a checksum of `pages` pages that are about to be written is of use.
+    /// Whether a checksum of `pages` pages that are about to be written is useful.
     pub fn wants_sum(&self, pages: u64) -> bool {
         self.checksums.wants(pages)
     }
 
-    /// These pages are about to be written in place. False: recovery may ask for what they hold now; they
-    /// must not be.
+    /// Called before a write in place to these pages. False: recovery may verify their contents, so the write
+    /// is not allowed.
     pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
         self.checksums.may_overwrite(page, pages)
     }
@@ -262,7 +262,7 @@ impl Journal {
         self.appended += 1;
         let is_longer = record.is_run() && self.extend_last(record);
         let begun_at = if is_longer { 0 } else { self.begin_record(record) };
-        // The record that was numbered last also goes to the volatile log.
+        // The last numbered record also goes to the volatile log.
         let (Some(volatile), Some(batch)) = (&mut self.volatile, self.pending.last()) else { return };
         let fits = match is_longer {
             true => volatile.add(self.next - 1, record),
@@ -273,7 +273,7 @@ impl Journal {
         }
     }
 
-    /// Adds a record that a process left behind, under the number that it had there.
+    /// Appends a record that an earlier process left, under the number that it had there.
     pub fn append_recovered(&mut self, left: &RecoveredRecord) {
         self.checksums.require_data_flush();
         self.appended += 1;
@@ -284,7 +284,7 @@ impl Journal {
         self.begin_record(&left.record);
     }
 
-    /// A record with a number of its own; returns where it begins in the last batch.
+    /// Begins a record with a new number; returns its offset in the last batch.
     fn begin_record(&mut self, record: &Record) -> usize {
         if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > MAX_GROUP_BYTES) {
             self.pending.push(Batch { first: self.next, ..Batch::default() });
@@ -300,7 +300,7 @@ impl Journal {
         before
     }
 
-    /// Lengthens the last pending record if `record` goes on where it ends.
+    /// Extends the last pending record if `record` continues it.
     fn extend_last(&mut self, record: &Record) -> bool {
         let (Some(at), Some(batch)) = (self.last_map, self.pending.last_mut()) else { return false };
         let Some(mut last) = Record::decode_one(&batch.bytes[at..]) else { return false };
@@ -312,14 +312,14 @@ impl Journal {
         true
     }
 
-    /// Bytes in the journal that the pending records would take.
+    /// Returns the bytes that the pending records would take in the journal.
     pub fn needed(&self) -> u64 {
         self.pending.iter().map(|b| JournalGroup::length(b.bytes.len() + 20 * b.checksums.len())).sum()
     }
 
-    /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on
-    /// they would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end
-    /// too often.
+    /// Whether the pending records reach the end of the extent of the journal that they will be written to:
+    /// with the next record they would span two, which takes a request each. Extents of less than `shortest`
+    /// bytes do not count: they end too often.
     pub fn fills_extent(&self, shortest: u64) -> bool {
         let (_, bytes, within) = self.extent_at(self.head);
         bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - within
@@ -330,7 +330,7 @@ impl Journal {
         planted(Bug::JournalOverwritesTail) || self.used() + self.needed() <= self.length
     }
 
-    /// Hands out the pending records as groups, in order.
+    /// Takes the pending records as groups, in order.
     pub fn take(&mut self) -> PendingCommit {
         assert!(self.fits(), "the journal would overwrite what replay needs");
         self.pending_bytes = 0;
@@ -351,7 +351,7 @@ impl Journal {
         PendingCommit { groups, next, claims_durable: self.confirmed, covers_data: covered }
     }
 
-    /// A group without records, which says that everything so far is durable.
+    /// Returns a group without records, which says that everything so far is durable.
     pub fn seal(&mut self) -> Outgoing {
         let group = self.outgoing(self.confirmed, 0, &[]);
         let place = self.end_position();
@@ -361,7 +361,7 @@ impl Journal {
         group
     }
 
-    /// Whether there is room for a [`seal`](Self::seal).
+    /// Whether there is space for a [`seal`](Self::seal).
     pub fn seal_fits(&self) -> bool {
         self.used() + JournalGroup::length(0) <= self.length
     }
@@ -382,18 +382,19 @@ impl Journal {
         self.confirmed
     }
 
-    /// Everything before sequence number `next` is durable.
+    /// Notes that everything before sequence number `next` is durable.
     pub fn set_durable(&mut self, next: u64) {
         self.confirmed = self.confirmed.max(next);
     }
 
-    /// The device itself says so of everything before `sequence`: a durable group, or a checkpoint.
+    /// Notes that the device itself says everything before `sequence` is durable: by a durable group or a
+    /// checkpoint.
     pub fn durable_recorded(&mut self, sequence: u64) {
         self.checksums.set_durable(sequence);
     }
 
-    /// Where replay starts once the state of now is durable. What is appended from here on goes
-    /// into records and batches of its own, since replay skips those before.
+    /// Returns where replay starts once the present state is durable. What is appended from here on goes into
+    /// separate records and batches, since replay skips those before.
     pub fn mark(&mut self) -> JournalStart {
         if !planted(Bug::RecordsGrowOverMarks) {
             (self.last_map, self.marked) = (None, true);
@@ -401,8 +402,8 @@ impl Journal {
         JournalStart { position: self.head, sequence: self.next, chain: self.chain }
     }
 
-    /// A checkpoint with this start is durable, and so are the records before it: those still pending
-    /// need not be written any more. Otherwise more of them than the journal is long would never be.
+    /// Notes that a checkpoint with this start is durable, and so are the records before it: those still
+    /// pending need not be written any more. Otherwise more of them than the journal is long would never be.
     pub fn released(&mut self, start: JournalStart) {
         self.tail = start.position;
         self.durable_recorded(start.sequence);
@@ -413,7 +414,7 @@ impl Journal {
         }
     }
 
-    /// Replay found a group here: go on behind it.
+    /// Replay found a group here: continue behind it.
     pub fn replayed(&mut self, group: &JournalGroup) {
         self.head += JournalGroup::length(group.bytes as usize);
         self.chain = group.chain;
@@ -423,12 +424,12 @@ impl Journal {
         self.group_ends.push(self.end_position());
     }
 
-    /// Position behind the last group.
+    /// Returns the position behind the last group.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Where `len` bytes from `position` lie on the device, as segments of one buffer.
+    /// Returns where `len` bytes from `position` lie on the device, as segments of one buffer.
     pub fn segments(&self, position: u64, len: usize) -> Vec<Segment> {
         let (mut at, mut out) = (0, Vec::new());
         while at < len {
@@ -440,8 +441,8 @@ impl Journal {
         out
     }
 
-    /// The piece of the journal that holds `position`: where on the device it begins, its bytes, and how many of them
-    /// lie before.
+    /// Returns the extent of the journal that holds `position`: its offset on the device, its length, and the
+    /// offset of `position` in it.
     fn extent_at(&self, position: u64) -> (u64, u64, u64) {
         let mut within = position % self.length;
         for &(first, pages) in &self.extents {
@@ -522,7 +523,7 @@ mod tests {
         assert!(j.fills_extent(2 * 4096) && !j.fills_extent(3 * 4096));
         let taken = j.take().groups;
         assert_eq!(j.segments(taken[0].position, taken[0].bytes.len()).len(), 1);
-        // The next piece is one page, and behind it is the first one.
+        // The next extent is one page, and behind it is the first one.
         j.append(&map(4, 1));
         assert!(j.fills_extent(4096));
         let here = j.mark();

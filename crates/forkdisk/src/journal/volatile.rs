@@ -1,14 +1,14 @@
-//! The volatile log: records that were published and are not yet in the journal, in memory that outlives the process.
+//! The volatile log: records that are published and not yet in the journal, in memory that outlives the process.
 //!
-//! A crash of the process alone loses nothing that the device has completed; what it loses are the records of the last
-//! moments, which lie in the process. So each record is also copied, when it is published, into memory that the
-//! kernel keeps for the next process (see [`VolatileMemory`]). That is a store, no system call and no request. The next
-//! open replays these records behind the journal. After a crash of the machine the memory is gone, and what holds is
-//! what holds for a disk with a volatile write cache.
+//! A crash of the process alone loses nothing that the device has completed; it loses only the latest records,
+//! which are in the memory of the process. So each record is also copied, when it is published, into memory that
+//! the kernel keeps for the next process (see [`VolatileMemory`]): one store, no system call and no request. The
+//! next open replays these records behind the journal. After a crash of the machine the memory is gone, and the
+//! guarantees are those of a disk with a volatile write cache.
 //!
 //! The memory is a header of one page and two *areas* of equal length. Records go to one area until a commit takes
-//! them, then to the other: its records are in the journal, because one commit runs at a time. All
-//! integers are little-endian; the memory never leaves the machine.
+//! them, then to the other. The records of the other area are in the journal, because one commit runs at a time.
+//! All integers are little-endian; the memory never leaves the machine.
 //!
 //! | where | what |
 //! |---|---|
@@ -23,8 +23,8 @@
 //! | in an area | what |
 //! |---|---|
 //! | 0 | generation; the sequence number of its first record; checksum of both |
-//! | 24 | twice: journal position and chain value of the group that it goes on behind; checksum, with generation |
-//! | 72 | entries, one behind the other |
+//! | 24 | twice: journal position and chain value of the group before its records; checksum, with generation |
+//! | 72 | entries, contiguous |
 //!
 //! | in an entry | what |
 //! |---|---|
@@ -33,8 +33,8 @@
 //! | 12 | checksum of all but these 4 bytes, with incarnation and generation |
 //! | 16 | the record |
 //!
-//! Nothing depends on the order of stores: an entry counts if its checksum is right, it goes on where the one before
-//! ends, and its sequence number is that of the one before (a record that was lengthened) or the next one.
+//! Nothing depends on the order of stores: an entry is valid if its checksum is right, it begins where the one
+//! before ends, and its sequence number is that of the one before (an extension of a record) or the next one.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -49,17 +49,17 @@ use crate::types::PAGE_SIZE;
 const MAGIC: [u8; 8] = *b"fkdkvlt1";
 /// Bytes of the header that its checksum covers.
 const HEADER_BYTES: usize = 72;
-/// Where the bases of an area lie, how many bytes each has, and where its entries begin.
+/// Offset of the bases of an area, bytes of each base, and offset of the entries.
 const BASES_OFFSET: usize = 24;
 const BASE_BYTES: usize = 24;
 const ENTRIES_OFFSET: usize = BASES_OFFSET + 2 * BASE_BYTES;
 /// Bytes of an entry before its record.
 const ENTRY_BYTES: usize = 16;
-/// Fewest bytes of memory that are of use.
+/// Smallest useful size of the memory, in bytes.
 pub const MIN_VOLATILE_BYTES: usize = PAGE_SIZE + 2 * (16 << 10);
 
-/// Memory that outlives the process: a shared map of a file on tmpfs, for one. Cheap to clone; all clones are the same
-/// memory, of at least [`MIN_VOLATILE_BYTES`] bytes.
+/// Memory that outlives the process, such as a shared map of a file on tmpfs. Cheap to clone; all clones are
+/// the same memory of at least [`MIN_VOLATILE_BYTES`] bytes.
 #[derive(Clone)]
 pub struct VolatileMemory(Rc<RefCell<dyn AsMut<[u8]>>>);
 
@@ -69,7 +69,7 @@ impl VolatileMemory {
         VolatileMemory(Rc::new(RefCell::new(memory)))
     }
 
-    /// The same bytes in memory of their own: what a crash of the process now would leave.
+    /// Returns a copy of the bytes: what a crash of the process now would leave.
     #[cfg(feature = "planted")]
     pub fn copy(&self) -> VolatileMemory {
         VolatileMemory::new(self.with(|bytes| bytes.to_vec()))
@@ -89,12 +89,12 @@ impl fmt::Debug for VolatileMemory {
 /// The volatile log of a pool, as it is opened.
 #[derive(Clone, Debug)]
 pub struct VolatileLog {
-    /// Where it is.
+    /// The memory.
     pub memory: VolatileMemory,
-    /// What it belongs to beside the pool's UUID: a digest of the boot and of the device. What another one left is not
-    /// replayed.
+    /// What the log belongs to besides the pool's UUID: a digest of the boot and of the device. A log with
+    /// another identity is not replayed.
     pub identity: [u8; 32],
-    /// Whether this open writes it, too; else what another left in it is replayed, and that is all.
+    /// Whether this open also writes the log; otherwise it only replays what an earlier process left.
     pub write: bool,
 }
 
@@ -107,12 +107,12 @@ pub struct GroupEnd {
     pub chain: u64,
 }
 
-/// A record that was left behind.
+/// A record that an earlier process left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredRecord {
     /// Its sequence number.
     pub sequence: u64,
-    /// The record, or what one of the same number was lengthened by.
+    /// The record, or an extension of the one with the same number.
     pub record: Record,
 }
 
@@ -123,9 +123,9 @@ pub struct Writer {
     length: usize,
     incarnation: u64,
     generation: u64,
-    /// Where the next entry goes in the area of this generation.
+    /// Offset of the next entry in the area of this generation.
     at: usize,
-    /// Which of the two bases is written next.
+    /// Index of the base (0 or 1) that is written next.
     base: usize,
     /// A record did not fit: nothing more is written until the next area.
     overflown: bool,
@@ -146,7 +146,7 @@ fn area_length(memory: &[u8]) -> usize {
     (memory.len().saturating_sub(PAGE_SIZE) / 2) & !7
 }
 
-/// Where the area of a generation begins.
+/// Returns the offset of the area of a generation.
 fn area_at(generation: u64, length: usize) -> usize {
     PAGE_SIZE + (generation % 2) as usize * length
 }
@@ -156,7 +156,7 @@ fn sum_of(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 impl Writer {
-    /// Begins a log: what was in the memory is worth nothing any more.
+    /// Begins a log; the earlier contents of the memory become invalid.
     pub fn begin(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, next: u64, place: GroupEnd) -> Writer {
         let memory = log.memory.clone();
         let length = memory.with(|bytes| {
@@ -188,8 +188,8 @@ impl Writer {
         writer
     }
 
-    /// A commit takes all records so far: what comes from now on goes to the other area. `next` is the sequence number
-    /// of the next record, `place` is where the journal ends once the commit has written it.
+    /// Switches to the other area: a commit takes all records so far. `next` is the sequence number of the
+    /// next record, `place` is where the journal ends once the commit has written it.
     pub fn switch(&mut self, next: u64, place: GroupEnd) {
         self.generation += 1;
         (self.at, self.base, self.overflown) = (ENTRIES_OFFSET, 0, false);
@@ -204,7 +204,7 @@ impl Writer {
         self.set_base(place);
     }
 
-    /// The journal has gone on without a record.
+    /// Notes that the journal advanced without a record.
     pub fn set_base(&mut self, place: GroupEnd) {
         let (at, seed) =
             (area_at(self.generation, self.length) + BASES_OFFSET + self.base * BASE_BYTES, self.generation);
@@ -216,8 +216,8 @@ impl Writer {
         });
     }
 
-    /// Adds a record that was given this sequence number, or that lengthens the one which has it. False: there is no
-    /// room for it.
+    /// Adds a record with this sequence number, or an extension of the record that has it. Returns false if
+    /// there is no space for it.
     pub fn add(&mut self, sequence: u64, record: &Record) -> bool {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
@@ -227,7 +227,7 @@ impl Writer {
         fits
     }
 
-    /// As [`add`](Self::add), for a record as bytes.
+    /// As [`add`](Self::add), for an encoded record.
     pub fn add_encoded(&mut self, sequence: u64, record: &[u8]) -> bool {
         let len = ENTRY_BYTES + record.len();
         if self.overflown || self.at + len > self.length {
@@ -245,40 +245,41 @@ impl Writer {
         true
     }
 
-    /// Whether so much has been added since the last commit that it is time for one.
+    /// Whether a commit is due because of what was added since the last one.
     pub fn is_filling(&self) -> bool {
         self.at > self.length / 2
     }
 
-    /// Whether there is hardly any room before the next commit, which further records have to wait for.
+    /// Whether hardly any space is left before the next commit, so that further records have to wait for it.
     pub fn is_nearly_full(&self) -> bool {
         self.at > self.length / 4 * 3
     }
 }
 
-/// What checksums of entries begin with: entries that an earlier log left in the same place have others.
+/// Returns the seed of the checksums of entries; entries that an earlier log left in the same place have
+/// another.
 fn seed(incarnation: u64, generation: u64) -> u64 {
     incarnation.rotate_left(32) ^ generation
 }
 
-/// Checksum of an entry, whatever its own four bytes are.
+/// Returns the checksum of an entry, without its own four bytes.
 fn entry_sum(seed: u64, entry: &[u8]) -> u32 {
     record_sum(seed, get(entry, 0), &entry[ENTRY_BYTES..])
 }
 
-/// Checksum of the entry of a record.
+/// Returns the checksum of the entry of a record.
 fn record_sum(seed: u64, sequence: u64, record: &[u8]) -> u32 {
     let len = record.len() as u64;
     sum_of(seed ^ sequence.rotate_left(20) ^ len.rotate_left(52), record) as u32
 }
 
-/// What is in the memory counts no more.
+/// Invalidates the contents of the memory.
 pub fn invalidate(memory: &VolatileMemory) {
     memory.with(|bytes| bytes[..HEADER_BYTES + 8].fill(0));
 }
 
-/// What a process that dies while it adds a record leaves, for the simulator: the record has its number and most of
-/// its bytes, and no checksum yet.
+/// Leaves what a process that dies while it adds a record leaves, for the simulator: the number of the record
+/// and most of its bytes, without a checksum.
 #[cfg(feature = "planted")]
 pub fn tear(memory: &VolatileMemory) {
     memory.with(|bytes| {
@@ -317,14 +318,14 @@ struct Area {
 }
 
 impl Area {
-    /// The sequence number behind its last record.
+    /// Returns the sequence number behind its last record.
     fn next(&self) -> u64 {
         self.left.last().map_or(self.first, |left| left.sequence + 1)
     }
 }
 
-/// What a process left in the log of this pool, if it was the one of this incarnation: records in order, from a place
-/// of the journal on. `is_place` says whether the journal has, or had, a group that ends there.
+/// Returns what a process left in the log of this pool, if it had this incarnation: records in order, from a
+/// place of the journal on. `is_place` tells whether the journal has, or had, a group that ends there.
 pub fn recover(
     log: &VolatileLog,
     uuid: [u8; 16],

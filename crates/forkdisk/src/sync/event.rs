@@ -1,15 +1,15 @@
-//! Something others wait for.
+//! An event that tasks wait for.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Wakes whoever waited before [`notify`](Event::notify).
+/// Wakes the tasks that waited before [`notify`](Event::notify).
 #[derive(Default)]
 pub struct Event {
     round: Cell<u64>,
-    /// Who waits, by the number of the wait.
+    /// Wakers by the number of the wait.
     waiters: RefCell<Vec<(u64, Waker)>>,
     next: Cell<u64>,
 }
@@ -20,7 +20,7 @@ impl Event {
         Wait { event: self, round: self.round.get(), number: None }
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiting tasks.
     pub fn notify(&self) {
         self.round.set(self.round.get() + 1);
         for (_, waker) in self.waiters.take() {
@@ -29,11 +29,11 @@ impl Event {
     }
 }
 
-/// See [`Event::wait`]. Who gives up waiting is forgotten.
+/// See [`Event::wait`]. A wait that is dropped is forgotten.
 pub struct Wait<'a> {
     event: &'a Event,
     round: u64,
-    /// Its number, once it is noted.
+    /// Number of the wait, once it is registered.
     number: Option<u64>,
 }
 
@@ -46,7 +46,7 @@ impl Wait<'_> {
         let Some(number) = self.number.take().filter(|_| !self.is_over()) else { return };
         let mut waiters = self.event.waiters.borrow_mut();
         let gone = waiters.iter().position(|&(other, _)| other == number).map(|at| waiters.remove(at));
-        // What goes with a waker may wait here, too.
+        // Dropping a waker may drop a task that waits here, too.
         drop(waiters);
         drop(gone);
     }

@@ -1,9 +1,9 @@
-//! Flushes of one device: one at a time, each shared by all who asked before it began.
+//! Flushes of one device: one at a time, each shared by all callers that asked before it began.
 //!
-//! After a flush that failed nobody knows what of the data before it is durable, and a later flush
-//! may well succeed without writing it again. Were two under way at once, the second could be taken
-//! for good before the failure of the first is known. So none begins before the last has ended, and
-//! none at all after one has failed.
+//! After a failed flush it is unknown which of the data before it is durable, and a later flush may succeed
+//! without writing that data again. If two flushes ran at once, the second could be trusted before the
+//! failure of the first is known. So no flush begins before the last one has ended, and none begins after one
+//! has failed.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::future::Future;
 use super::Event;
 use crate::error::Result;
 
-/// Who flushes, and who waits for it.
+/// State of the running flush and of the callers that wait for it.
 #[derive(Default)]
 pub struct Flushes {
     running: Cell<bool>,
@@ -21,8 +21,9 @@ pub struct Flushes {
 }
 
 impl Flushes {
-    /// Returns when a `flush` that began after this call has ended. `alive` refuses once one has
-    /// failed, which `flush` has to note itself. Not to be dropped before it ends: others wait.
+    /// Returns when a `flush` that began after this call has ended. `alive` must return an error once a flush
+    /// has failed, which `flush` itself has to note. Must not be dropped before it ends: other callers wait
+    /// for it.
     pub async fn join<F>(&self, alive: impl Fn() -> Result<()>, flush: impl Fn() -> F) -> Result<()>
     where
         F: Future<Output = Result<()>>,
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
     use crate::error::{Error, ErrorKind};
 
-    /// A device's flush that ends when it is let.
+    /// A flush of a device that ends when the test releases it.
     #[derive(Default)]
     struct Slow {
         begun: Cell<u32>,

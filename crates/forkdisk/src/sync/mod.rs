@@ -1,4 +1,4 @@
-//! Waiting on one thread: an event, flushes of a device, locks on ranges, the order of writes, and generations of
+//! Waiting on one thread: events, flushes of a device, range locks, the write queue, and generations of
 //! plans.
 
 mod event;

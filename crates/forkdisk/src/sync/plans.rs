@@ -1,5 +1,4 @@
-//! Generations of plans: who decided before a moment can be waited for, without holding up those
-//! who decide after it.
+//! Generations of plans: lets a task wait for all plans made before a moment without delaying later ones.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,16 +11,16 @@ struct Generation {
     ended: Event,
 }
 
-/// The current generation and those before it that still have plans under way.
+/// The current generation and the earlier ones that still have plans under way.
 #[derive(Default)]
 pub struct Generations {
     current: RefCell<Rc<Generation>>,
     older: RefCell<Vec<Rc<Generation>>>,
-    /// Somebody waits for the plans of the generation that was the current one.
+    /// A task waits for the plans of the generation that was current.
     turned: Event,
 }
 
-/// A plan under way.
+/// A plan under way; dropping it ends the plan.
 pub struct PlanGuard(Rc<Generation>);
 
 impl Drop for PlanGuard {
@@ -41,7 +40,7 @@ impl Generations {
         PlanGuard(current)
     }
 
-    /// Resolves when somebody waits for this plan.
+    /// Resolves when a task waits for this plan.
     pub async fn turned(&self, plan: &PlanGuard) {
         while Rc::ptr_eq(&plan.0, &self.current.borrow()) {
             self.turned.wait().await;

@@ -1,7 +1,7 @@
-//! Locks on ranges of a volume's pages, granted in the order in which they were asked for.
+//! Locks on ranges of a volume's pages, granted in the order of the requests.
 //!
-//! Writes in place share a range with one another. Whatever reads before it writes, or changes
-//! the map (a fault, a hole), has it alone.
+//! Writes in place share a range. What reads before it writes or changes the map (a fault, a hole) holds it
+//! exclusively.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,9 +13,9 @@ use super::Event;
 /// How a range is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Together with others who share it.
+    /// Shared with other holders in this mode.
     Shared,
-    /// Alone.
+    /// Excludes all other holders.
     Exclusive,
 }
 
@@ -33,18 +33,18 @@ impl LockRequest {
     }
 }
 
-/// Numbers rise along the queue.
+/// Identifiers ascend along the queue.
 #[derive(Default)]
 struct LockQueue {
     next: u64,
     queue: VecDeque<LockRequest>,
-    /// How many of them are to be alone, and how many are not granted yet.
+    /// Number of exclusive requests, and below it of those not granted yet.
     alone: usize,
     waiting: usize,
 }
 
 impl LockQueue {
-    /// Adds a claim that nobody has granted yet.
+    /// Adds a request that is not granted yet.
     fn add(&mut self, range: Range<u64>, hold: LockMode) -> u64 {
         self.next += 1;
         self.alone += usize::from(hold == LockMode::Exclusive);
@@ -57,7 +57,7 @@ impl LockQueue {
         self.queue.binary_search_by_key(&id, |c| c.id).expect("a claim lives as long as its guard")
     }
 
-    /// Whether none of the first `n` claims is in the way of `claim`.
+    /// Whether none of the first `n` requests conflicts with `claim`.
     fn is_free(&self, claim: &LockRequest, n: usize) -> bool {
         let all_share = self.alone == 0;
         all_share || !self.queue.iter().take(n).any(|c| c.conflicts(claim))
@@ -74,7 +74,7 @@ impl LockQueue {
         true
     }
 
-    /// Whether somebody waits now that it is gone.
+    /// Removes a request; returns whether any request still waits.
     fn remove(&mut self, id: u64) -> bool {
         let at = self.place(id);
         let claim = self.queue.remove(at).expect("found there");
@@ -84,7 +84,7 @@ impl LockQueue {
     }
 }
 
-/// All claims on one volume, oldest first.
+/// All requests on one volume, oldest first.
 #[derive(Default)]
 pub struct RangeLocks {
     claims: RefCell<LockQueue>,
@@ -98,7 +98,7 @@ pub struct RangeGuard {
 }
 
 impl RangeLocks {
-    /// Holds `range`; waits for every earlier claim that conflicts with it.
+    /// Locks `range`; waits for every earlier request that conflicts with it.
     pub async fn lock(self: &Rc<Self>, range: Range<u64>, hold: LockMode) -> RangeGuard {
         let id = self.claims.borrow_mut().add(range, hold);
         let guard = RangeGuard { locks: self.clone(), id };
@@ -108,14 +108,14 @@ impl RangeLocks {
         guard
     }
 
-    /// Whether somebody waits for a part of `range`.
+    /// Whether a request waits for a part of `range`.
     pub fn is_awaited(&self, range: &Range<u64>) -> bool {
         let claims = self.claims.borrow();
         let waits = |c: &LockRequest| !c.granted && c.range.start < range.end && range.start < c.range.end;
         claims.waiting > 0 && claims.queue.iter().any(waits)
     }
 
-    /// Holds `range` if no claim conflicts with it; never waits.
+    /// Locks `range` if no request conflicts with it; never waits.
     pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: LockMode) -> Option<RangeGuard> {
         let mut claims = self.claims.borrow_mut();
         let id = claims.add(range, hold);
@@ -128,8 +128,8 @@ impl RangeLocks {
 }
 
 impl RangeGuard {
-    /// Holds all of `range`, which begins where it does, unless that is in the way of an earlier claim or of who holds
-    /// a part of it. Who waits for a part of it waits on.
+    /// Extends the lock to all of `range`, which has the same start, unless an earlier request or the holder
+    /// of a part of it conflicts. Requests that wait for a part of it continue to wait.
     pub fn widen(&mut self, range: Range<u64>) -> bool {
         let mut claims = self.locks.claims.borrow_mut();
         let at = claims.place(self.id);

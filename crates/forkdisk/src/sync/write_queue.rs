@@ -1,15 +1,13 @@
 //! The order in which one volume's writes reach the device: the order in which they were accepted.
 //!
-//! A write takes a *turn* when it is accepted and gives it up when its requests have been submitted.
-//! Until then every later write to the same or a neighbouring block waits, whatever the earlier one
-//! waits for: a table, a count page, a checkpoint, the rest of its page, a lock. Writes elsewhere
-//! never wait here.
+//! A write enters the queue when it is accepted and leaves it when its requests have been submitted. Until
+//! then every later write to the same or a neighbouring block waits, whatever the earlier one waits for: a
+//! table, a count page, a checkpoint, the rest of its page, a lock. Writes elsewhere never wait here.
 //!
-//! One thing is not waited for in order: space. A write that finds none *steps aside*. Neighbours that
-//! need no space may pass it, those that do stay behind it, and so does whatever overlaps it.
+//! Space is the one thing that is not waited for in order. A write that finds none *yields*. Neighbours that
+//! need no space may pass it; those that need space stay behind it, and so does every write that overlaps it.
 //!
-//! Who waits leaves a payload. An earlier writer that goes first may take it along and do the work of
-//! both in one request.
+//! A waiting write leaves a payload. An earlier writer may merge it and do the work of both in one request.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,20 +20,20 @@ use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::types::BLOCK_PAGES;
 
-/// What a turn may do by the turns before it.
+/// What the queued writes before a write allow it to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
     /// An earlier neighbour comes first.
     Blocked,
-    /// One that stepped aside comes first: it has some of the same pages.
+    /// A write that yielded comes first: it overlaps the same pages.
     Overlaps,
-    /// Neighbours have stepped aside: what needs no space may go.
+    /// Neighbours have yielded: only a write that needs no space may go.
     NoSpaceNeeded,
-    /// Nobody is before it.
+    /// No write is before it.
     Free,
 }
 
-/// What somebody who waits for a turn has left, and what became of it.
+/// The payload of a waiting write, and its outcome.
 struct Waiter<P> {
     payload: RefCell<Option<P>>,
     outcome: RefCell<Option<Result<()>>>,
@@ -58,7 +56,7 @@ struct Queued<P> {
 }
 
 impl<P> Queued<P> {
-    /// Whether the blocks of both are the same or next to each other.
+    /// Whether the blocks of both are the same or adjacent.
     fn is_near(&self, pages: &Range<u64>) -> bool {
         let blocks = |pages: &Range<u64>| pages.start / BLOCK_PAGES..(pages.end - 1) / BLOCK_PAGES + 1;
         let (a, b) = (blocks(&self.pages), blocks(pages));
@@ -70,11 +68,11 @@ impl<P> Queued<P> {
     }
 }
 
-/// Numbers rise along the queue.
+/// Identifiers ascend along the queue.
 struct Entries<P> {
     next: u64,
     claims: VecDeque<Queued<P>>,
-    /// How many of them wait.
+    /// Number of entries that wait.
     waiting: usize,
 }
 
@@ -83,7 +81,7 @@ impl<P> Entries<P> {
         self.claims.binary_search_by_key(&id, |c| c.id).ok()
     }
 
-    /// The standing of `pages` behind the first `n` claims.
+    /// Returns the admission of `pages` behind the first `n` entries.
     fn admission(&self, pages: &Range<u64>, n: usize) -> Admission {
         let mut standing = Admission::Free;
         for other in self.claims.iter().take(n).filter(|c| c.is_near(pages)) {
@@ -108,7 +106,7 @@ impl<P> Entries<P> {
         }
     }
 
-    /// Wakes those who wait and are not blocked.
+    /// Wakes the entries that wait and are not blocked.
     fn wake(&self) {
         if self.waiting == 0 {
             return;
@@ -123,7 +121,7 @@ impl<P> Entries<P> {
     }
 }
 
-/// The turns of one volume, oldest first. `P` is what those who wait leave for others.
+/// The queue of one volume, oldest first. `P` is the payload that waiting writes leave.
 pub struct WriteQueue<P> {
     queue: RefCell<Entries<P>>,
 }
@@ -134,35 +132,35 @@ impl<P> Default for WriteQueue<P> {
     }
 }
 
-/// A turn taken; dropping it gives it up.
+/// An entry of the queue; dropping it removes it.
 pub struct QueuedWrite<P> {
     writes: Rc<WriteQueue<P>>,
     id: u64,
 }
 
-/// How waiting for a turn has ended.
+/// How waiting in the queue has ended.
 pub enum Admitted<P> {
-    /// Nobody was before it; here is the payload.
+    /// No write was before it; returns the payload.
     Immediately(P),
-    /// It has come; here is the payload.
+    /// Admitted after a wait; returns the payload.
     AfterWait(P),
-    /// Somebody else has done the work.
+    /// Another write has done the work.
     Merged(Result<()>, P),
 }
 
-/// A payload taken along by another. Its owner waits until [`deliver`](Taken::deliver).
+/// A payload merged into another write. Its owner waits until [`complete`](Self::complete).
 pub struct MergedWrite<P> {
     id: u64,
     wait: Rc<Waiter<P>>,
 }
 
 impl<P> MergedWrite<P> {
-    /// What `f` makes of the payload.
+    /// Calls `f` with the payload and returns its result.
     pub fn with_payload<T>(&self, f: impl FnOnce(&P) -> T) -> T {
         f(self.wait.payload.borrow().as_ref().expect("its owner takes it back when it has been delivered"))
     }
 
-    /// Tells its owner how it went.
+    /// Reports the outcome to the owner.
     pub fn complete(self, outcome: Result<()>) {
         *self.wait.outcome.borrow_mut() = Some(outcome);
         self.wait.wake();
@@ -170,19 +168,19 @@ impl<P> MergedWrite<P> {
 }
 
 impl<P> WriteQueue<P> {
-    /// Whether a write of `pages` that needs no space may go before anybody who waits now.
+    /// Whether a write of `pages` that needs no space may go before all that wait now.
     pub fn may_pass(&self, pages: &Range<u64>) -> bool {
         let queue = self.queue.borrow();
         queue.claims.is_empty()
             || matches!(queue.admission(pages, queue.claims.len()), Admission::Free | Admission::NoSpaceNeeded)
     }
 
-    /// Whether nobody but these turns is before a write of `pages`.
+    /// Whether only these entries are before a write of `pages`.
     pub fn is_behind_only(&self, pages: &Range<u64>, turns: &[u64]) -> bool {
         self.queue.borrow().claims.iter().all(|c| turns.contains(&c.id) || !c.is_near(pages))
     }
 
-    /// Takes a turn behind all others.
+    /// Enters the queue behind all other writes.
     pub fn enter(self: &Rc<Self>, pages: Range<u64>) -> QueuedWrite<P> {
         let mut queue = self.queue.borrow_mut();
         queue.next += 1;
@@ -193,13 +191,13 @@ impl<P> WriteQueue<P> {
 }
 
 impl<P> QueuedWrite<P> {
-    /// Its number.
+    /// Returns the identifier of the entry.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Waits until no earlier neighbour is before it, or only such as stepped aside; the payload lies
-    /// open to them meanwhile.
+    /// Waits until no earlier neighbour is before it, or only such as yielded; meanwhile earlier writes may
+    /// merge the payload.
     pub async fn admitted(&self, payload: P) -> Admitted<P> {
         match self.standing() {
             Admission::Free => return Admitted::Immediately(payload),
@@ -225,10 +223,10 @@ impl<P> QueuedWrite<P> {
         }
     }
 
-    /// Whether the turn has come. One that overlaps somebody who stepped aside does so, too.
+    /// Whether the entry is admitted. One that overlaps a write that yielded yields, too.
     fn is_admitted(&self) -> bool {
         let mut queue = self.writes.queue.borrow_mut();
-        // Not there: somebody took the payload along and has submitted it.
+        // Not there: another write merged the payload and has submitted it.
         let Some(at) = queue.place(self.id) else { return false };
         let standing = queue.admission(&queue.claims[at].pages, at);
         let aside = standing == Admission::Overlaps;
@@ -238,22 +236,22 @@ impl<P> QueuedWrite<P> {
         matches!(standing, Admission::Free | Admission::NoSpaceNeeded)
     }
 
-    /// There is no space for it: those who need none may pass, until [`step_back`](Self::step_back).
+    /// Yields, because there is no space: writes that need none may pass, until [`rejoin`](Self::rejoin).
     pub fn yield_for_space(&self) {
         self.set_yielding(true);
     }
 
-    /// It is in everybody's way again.
+    /// Ends [`yield_for_space`](Self::yield_for_space): the entry blocks others again.
     pub fn rejoin(&self) {
         self.set_yielding(false);
     }
 
-    /// Whether nobody is before it, not even somebody who stepped aside.
+    /// Whether no write is before it, not even one that yielded.
     pub fn is_first(&self) -> bool {
         self.standing() == Admission::Free
     }
 
-    /// Wakes the calling task when somebody before it has gone.
+    /// Wakes the calling task when an entry before it has left.
     pub fn watch(&self, waker: &Waker) {
         *self.waiter_with(None).waker.borrow_mut() = Some(waker.clone());
     }
@@ -267,12 +265,12 @@ impl<P> QueuedWrite<P> {
         }
     }
 
-    /// Takes along the payloads of those who wait and go on where pages end at `end`, one behind the other,
-    /// up to page `limit` at most, if they `fit`; returns where they end. Stops at the first neighbour for
-    /// whom that is not so: nobody is overtaken. `taken` are those who come along already.
+    /// Merges the payloads of waiting writes that continue where pages end at `end`, contiguously, up to page
+    /// `limit` at most, if they `fit`; returns where they end. Stops at the first neighbour for which that
+    /// does not hold, so no write is overtaken. `taken` are the writes merged already.
     ///
-    /// `limit` must be in the last block of this turn's pages: whoever is near to one taken along is
-    /// near to this turn then.
+    /// `limit` must be in the last block of this entry's pages: then every write near a merged one is near
+    /// this one.
     pub fn merge_followers(
         &self,
         taken: &mut Vec<MergedWrite<P>>,
@@ -301,7 +299,7 @@ impl<P> QueuedWrite<P> {
         end
     }
 
-    /// Its requests have been submitted, and those of the ones taken along with them.
+    /// Its requests and those of the writes merged into it have been submitted.
     pub fn submitted(self, taken: &[MergedWrite<P>]) {
         let mut queue = self.writes.queue.borrow_mut();
         taken.iter().for_each(|t| queue.remove(t.id));
