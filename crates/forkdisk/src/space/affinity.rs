@@ -1,5 +1,5 @@
-//! Who writes a stream, and what is kept for whom: a block for a stream, a chunk for a random writer.
-//! Hints only: under pressure anybody takes any free page.
+//! Detection of streams, and reservations: a block for a stream, a chunk for a random writer. Hints only:
+//! under pressure any writer takes any free page.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,28 +8,28 @@ use rustc_hash::FxHashMap;
 
 use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VolumeId};
 
-/// Most blocks kept for streams.
+/// Most blocks reserved for streams.
 const MAX_STREAM_BLOCKS: usize = 4096;
-/// Most chunks kept.
+/// Most chunks reserved.
 const MAX_CHUNKS: usize = 16_384;
 /// Writers of one volume that are told apart.
 const MAX_WRITERS: usize = 16;
-/// Most blocks in which room for chunks is left.
+/// Most blocks that are open for more chunks.
 const MAX_OPEN_BLOCKS: usize = 64;
-/// Most chunks remembered whose rest nobody is kept for.
+/// Most chunks remembered whose unused pages are no longer reserved.
 const MAX_ABANDONED_CHUNKS: usize = 16_384;
-/// Pages from which on a write is a stream by itself.
+/// A write of at least this many pages is a stream on its own.
 const MIN_STREAM_WRITE_PAGES: u64 = 64;
-/// Pages that smaller writes must have filled one behind the other, to be one. A random writer that
-/// happens to hit the place behind another write does so once, not again and again.
+/// Contiguous pages that smaller writes must have filled to be a stream. A random writer may hit the place
+/// behind another write by chance once, but not repeatedly.
 const MIN_STREAM_RUN_PAGES: u64 = 33;
-/// Pages that a stream's next write may begin behind the end of the last one: requests side by side
-/// do not always arrive in order.
+/// Pages by which a stream's next write may begin behind the end of the last one: concurrent requests do not
+/// always arrive in order.
 const STREAM_GAP_PAGES: u64 = 16;
 
 type Key = (VolumeId, u64);
 
-/// A bounded map that forgets the oldest.
+/// A bounded map that forgets the oldest entries.
 struct Bounded<V> {
     map: FxHashMap<Key, V>,
     order: VecDeque<Key>,
@@ -58,7 +58,7 @@ impl<V: Copy> Bounded<V> {
     }
 }
 
-/// The last write of somebody who writes to a volume, and where he began.
+/// The last write of one writer to a volume, and where its run began.
 #[derive(Clone, Copy)]
 struct Writer {
     run: u64,
@@ -67,23 +67,23 @@ struct Writer {
     stream: bool,
 }
 
-/// Pages kept for a virtual chunk.
+/// Pages reserved for a virtual chunk.
 #[derive(Clone, Copy)]
 pub struct Chunk {
     /// Where the chunk's first page lies.
     pub first: PageAddr,
     /// Pages of the chunk.
     pub pages: u64,
-    /// When the volume had last been shared.
+    /// The epoch in which the volume had last been shared.
     pub shared_at: Epoch,
 }
 
-/// A chunk that its volume has left: the pages that were free then are kept for nobody.
+/// A chunk that its volume has left: the pages that were free then are no longer reserved.
 #[derive(Clone, Copy)]
 pub struct AbandonedChunk {
-    /// The chunk.
+    /// The first page of the chunk.
     pub first: PageAddr,
-    /// Pages of the chunk, and how many of them were free.
+    /// Pages of the chunk; `free` is how many of them were free.
     pub pages: u64,
     pub free: u64,
 }
@@ -92,16 +92,16 @@ pub struct AbandonedChunk {
 pub struct Affinity {
     owned: Bounded<Block>,
     chunks: Bounded<Chunk>,
-    /// Chunks that were left, the first one first, and the pages free in them.
+    /// Abandoned chunks, oldest first, and the pages free in them.
     abandoned: VecDeque<AbandonedChunk>,
     left_pages: u64,
-    /// Who has written to each volume lately, the latest last.
+    /// Recent writers of each volume, the latest last.
     writers: FxHashMap<VolumeId, VecDeque<Writer>>,
-    /// Blocks that chunks are laid out in, and the next page in each.
+    /// Blocks in which chunks are placed, and the next page in each.
     open: VecDeque<(Block, u64)>,
-    /// The block that tables are laid out in.
+    /// The block in which tables are placed.
     pub meta_block: Option<Block>,
-    /// Where the next few pages that are brought together go.
+    /// Where the next few gathered pages go.
     pub gathered: Option<PageAddr>,
 }
 
@@ -123,8 +123,8 @@ impl Default for Affinity {
 }
 
 impl Affinity {
-    /// Whether this write is part of a stream: it is large, or others lead up to it. Asked again for the
-    /// same write the answer is the same.
+    /// Whether this write is part of a stream: it is large, or others lead up to it. A repeated call for the
+    /// same write returns the same answer.
     pub fn is_stream(&mut self, volume: VolumeId, write: &Range<u64>) -> bool {
         let writers = self.writers.entry(volume).or_default();
         let same = |w: &Writer| (w.start, w.end) == (write.start, write.end);
@@ -144,8 +144,8 @@ impl Affinity {
         stream
     }
 
-    /// A block with room for a chunk of so many pages, and where in it. Room is looked for where it
-    /// was left first.
+    /// Returns a block with space for a chunk of `pages` pages, and the page in it. Blocks opened first are
+    /// tried first.
     pub fn open_chunk(&mut self, pages: u64) -> Option<(Block, u64)> {
         while let Some((block, next)) = self.open.front_mut() {
             let first = next.next_multiple_of(pages);
@@ -158,14 +158,14 @@ impl Affinity {
         None
     }
 
-    /// As [`open_chunk`](Self::open_chunk), at this place and no other.
+    /// As [`open_chunk`](Self::open_chunk), at this place only.
     pub fn open_chunk_at(&mut self, first: PageAddr, pages: u64) -> bool {
         let (block, index) = (first.block(), first.index() as u64);
         let open = self.open.iter_mut().find(|(b, next)| *b == block && *next == index && index + pages <= BLOCK_PAGES);
         open.map(|(_, next)| *next += pages).is_some()
     }
 
-    /// From page `next` on the block has room for chunks.
+    /// Notes that the block has space for chunks from page `next` on.
     pub fn leave_open(&mut self, block: Block, next: u64) {
         if self.open.len() >= MAX_OPEN_BLOCKS {
             self.open.pop_front();
@@ -173,28 +173,28 @@ impl Affinity {
         self.open.push_back((block, next));
     }
 
-    /// The block kept for a virtual block.
+    /// Returns the block reserved for a virtual block.
     pub fn owned(&self, volume: VolumeId, virtual_block: u64) -> Option<Block> {
         self.owned.map.get(&(volume, virtual_block)).copied()
     }
 
-    /// Keeps a block for a virtual block, and for no chunks.
+    /// Reserves a block for a virtual block, and closes it for chunks.
     pub fn own(&mut self, volume: VolumeId, virtual_block: u64, block: Block) {
         self.open.retain(|&(open, _)| open != block);
         self.owned.insert((volume, virtual_block), block);
     }
 
-    /// Where a virtual chunk's pages are kept.
+    /// Returns the pages reserved for a virtual chunk.
     pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<Chunk> {
         self.chunks.map.get(&(volume, chunk)).copied()
     }
 
-    /// Keeps pages for a virtual chunk.
+    /// Reserves pages for a virtual chunk.
     pub fn keep_chunk(&mut self, volume: VolumeId, chunk: u64, pages: Chunk) {
         self.chunks.insert((volume, chunk), pages);
     }
 
-    /// Nobody is kept for any more in a chunk.
+    /// Ends the reservation of a chunk and remembers its free pages.
     pub fn abandon_chunk(&mut self, left: AbandonedChunk) {
         if left.free == 0 {
             return;
@@ -206,17 +206,17 @@ impl Affinity {
         self.abandoned.push_back(left);
     }
 
-    /// Pages in chunks that were left.
+    /// Returns the number of free pages in abandoned chunks.
     pub fn abandoned_pages(&self) -> u64 {
         self.left_pages
     }
 
-    /// The chunk that was left first.
+    /// Returns the chunk that was abandoned first.
     pub fn oldest_abandoned(&self) -> Option<AbandonedChunk> {
         self.abandoned.front().copied()
     }
 
-    /// So many pages of the chunk that was left first are in use.
+    /// Notes that this many pages of the chunk abandoned first are in use.
     pub fn use_abandoned(&mut self, pages: u64) {
         if let Some(left) = self.abandoned.front_mut() {
             left.free -= pages;
@@ -224,14 +224,14 @@ impl Affinity {
         }
     }
 
-    /// Forgets the chunk that was left first.
+    /// Forgets the chunk abandoned first.
     pub fn remove_oldest_abandoned(&mut self) {
         if let Some(left) = self.abandoned.pop_front() {
             self.left_pages -= left.free;
         }
     }
 
-    /// Nothing is kept for a volume any more.
+    /// Ends all reservations of a volume.
     pub fn forget(&mut self, volume: VolumeId) {
         self.owned.forget(volume);
         self.chunks.forget(volume);

@@ -1,19 +1,19 @@
 //! Where the next write goes.
 //!
-//! A stream (a write that is large, or small ones one behind the other) gets a block of its own in which
-//! every page lies where it lies in the virtual block, so that a filled block can be mapped as one. A
-//! random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk, chunks one
-//! behind the other. A chunk that begins a virtual block is laid at the beginning of a block: should it
-//! turn out to begin a stream, the rest of the block is its own. When nothing of this is to be had, any
-//! free page.
+//! A stream (large writes, or small contiguous ones) gets a separate block in which every page lies where it
+//! lies in the virtual block, so that a filled block can be mapped as one. A random writer gets a chunk: its
+//! pages lie in the chunk as they lie in the virtual chunk, and chunks are placed contiguously. A chunk that
+//! begins a virtual block is placed at the beginning of a block: if it turns out to begin a stream, the rest
+//! of the block belongs to it. If none of this is available, the write takes any free page.
 //!
-//! A chunk is kept until its volume is shared again: what is written then begins chunks of its own, so
-//! that a volume with many snapshots is written as fast as one with few. But a hole in a
-//! chunk whose other pages stay where they are is filled there, if its place is still free. What is unused in the old
-//! chunks is bounded: beyond an eighth of the free space it is filled first, page behind page.
+//! A chunk stays reserved until its volume is shared again: later writes begin new chunks, so that a volume
+//! with many snapshots is written as fast as one with few. But a hole in a chunk whose other pages stay where
+//! they are is filled there, if its place is still free. The unused pages of abandoned chunks are bounded:
+//! beyond an eighth of the free space they are filled first, in ascending order.
 //!
-//! Metadata comes from the end of the pool, where no stream grows: the last blocks are left to it as long as there
-//! is any other free page, for a checkpoint to write its tables in few pieces however long chunks have been begun.
+//! Metadata comes from the end of the pool, where no stream grows. The last blocks are left to it as long as
+//! there is any other free page, so that a checkpoint writes its tables in few pieces however long chunks
+//! have been begun.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -25,25 +25,25 @@ use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 use super::affinity::{AbandonedChunk, Chunk};
 use super::{AllocRequest, Miss, Refusal, Reservation, Space};
 
-/// Part of the free space that may lie unused in chunks that were left.
+/// Part of the free space that may lie unused in abandoned chunks: one page of this many.
 pub(super) const ABANDONED_PART: u64 = 8;
-/// Part of the pool's blocks, from the end, that data leaves to metadata; part of its leaves that is searched for
-/// places for metadata, and how many these are at least.
+/// Part of the pool's blocks, from the end, that data leaves to metadata; part of its leaves that is searched
+/// for places for metadata; and the least number of these.
 const META_PART: u64 = 64;
 const MIN_META_LEAVES: u64 = 16;
 /// Most blocks that data leaves to metadata: a checkpoint takes a sixteenth of it.
 const MAX_META_BLOCKS: u64 = 1024;
-/// Leaves from the end that are searched for the best places for metadata; beyond these, for any.
+/// Leaves from the end that are searched for the best places for metadata; beyond these, for any place.
 const MAX_META_LEAVES: u64 = 1024;
-/// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
-/// looked at for that.
+/// Largest distance, in blocks, between places where a stripe and a block begin together, for streams to
+/// begin there; also the number of empty blocks examined for that.
 const MAX_STRIPE_BLOCKS: u64 = 32;
 const MAX_LOOKUPS: usize = 64;
-/// Pages that must be free in a block that is in use, for more metadata to go there.
+/// Free pages that a block in use must have to receive more metadata.
 const MIN_META_FREE_PAGES: u64 = 64;
 
 impl Space {
-    /// One or more contiguous pages for a write, at most as many as wanted.
+    /// Allocates one or more contiguous pages for a write, at most as many as wanted.
     pub fn alloc_data(&mut self, want: AllocRequest, _: &Reservation) -> Result<(PageAddr, u64), Refusal> {
         let AllocRequest { volume, at, pages, chunk_pages, .. } = want;
         let (index, virtual_block) = (at.index(), at.block());
@@ -80,7 +80,7 @@ impl Space {
         }
     }
 
-    /// These pages, if they are free: what was left out when the chunk was begun.
+    /// Allocates these pages, if they are free: the ones left out when the chunk was begun.
     fn take_beside(&mut self, want: &AllocRequest) -> Option<(PageAddr, u64)> {
         let (beside, within) = (want.beside?, want.at.0 % want.chunk_pages);
         let is_in_line = beside.0 % want.chunk_pages == within;
@@ -95,7 +95,7 @@ impl Space {
         if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
             let page = PageAddr(kept.first.0 + within);
             if kept.shared_at != want.shared_at || kept.pages != want.chunk_pages {
-                // What fills its chunk is to lie in one piece.
+                // A write that fills its chunk must be contiguous.
                 if 2 * max <= want.chunk_pages
                     && let Some(run) = self.take_abandoned(max)
                 {
@@ -107,7 +107,7 @@ impl Space {
             }
         }
         let room = self.place_for_chunk(want, chunk)?;
-        // Only now: an attempt that misses a count page is repeated, and a chunk is left once.
+        // Only now: an attempt that misses a count page is repeated, and a chunk is abandoned once.
         if let Some(Chunk { first, pages, .. }) = left {
             let free = self.free_in_chunk(first, pages);
             self.affinity.abandon_chunk(AbandonedChunk { first, pages, free });
@@ -115,12 +115,12 @@ impl Space {
         let Some((block, next)) = room else { return Ok(None) };
         let kept = Chunk { first: block.page(next as usize), pages: want.chunk_pages, shared_at: want.shared_at };
         self.affinity.keep_chunk(want.volume, chunk, kept);
-        // Somebody else may have taken the page under pressure.
+        // Another writer may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
     }
 
-    /// Where a chunk may lie: behind the one before it; in an empty block if it begins a virtual block; in
-    /// a block that has room left.
+    /// Returns a place for a chunk: behind the one before it; in an empty block if it begins a virtual block;
+    /// or in an open block.
     fn place_for_chunk(&mut self, want: &AllocRequest, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
         let pages = want.chunk_pages;
         let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
@@ -140,20 +140,20 @@ impl Space {
         Ok(self.affinity.open_chunk(pages))
     }
 
-    /// The block at whose beginning the first chunk of this virtual block lies.
+    /// Returns the block at whose beginning the first chunk of this virtual block lies.
     fn begun_by_a_chunk(&self, want: &AllocRequest) -> Option<Block> {
         let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
         let first = self.affinity.chunk(want.volume, chunk).filter(|kept| kept.pages == want.chunk_pages)?.first;
         (first.index() == 0).then_some(first.block())
     }
 
-    /// Pages of the chunk that was left first, if too much is left.
+    /// Allocates pages of the chunk abandoned first, if there are too many unused ones.
     fn take_abandoned(&mut self, max: u64) -> Option<(PageAddr, u64)> {
         while self.affinity.abandoned_pages() > self.available / ABANDONED_PART {
             let left = self.affinity.oldest_abandoned()?;
             let (block, from) = (left.first.block(), left.first.index());
             let free = self.free_in_chunk(left.first, left.pages);
-            // One in which space was freed since is no longer what was left.
+            // A chunk in which space was freed since no longer matches the record.
             if free == 0 || free > left.free {
                 self.affinity.remove_oldest_abandoned();
                 continue;
@@ -174,7 +174,7 @@ impl Space {
         pages_in(&std::array::from_fn(|i| bits[i] & chunk[i]))
     }
 
-    /// A block of which every page is free: the one behind `before` if possible.
+    /// Returns a block of which every page is free: the one behind `before` if possible.
     pub(super) fn empty_block(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
         if let Some(next) = before.map(|b| Block(b.0 + 1))
             && self.empty.contains(&next)
@@ -193,7 +193,8 @@ impl Space {
         }
     }
 
-    /// For a device that wants whole stripes: streams begin at the beginning of one, if they can.
+    /// Sets the stripe of a device that wants whole stripes: streams begin at the beginning of one, if they
+    /// can.
     pub fn set_stripe(&mut self, bytes: u64) {
         let (mut a, mut b) = (BLOCK_SIZE, bytes);
         while b > 0 {
@@ -203,8 +204,8 @@ impl Space {
         self.begin_at = if blocks <= MAX_STRIPE_BLOCKS { blocks } else { 1 };
     }
 
-    /// As [`empty_block`](Self::empty_block). Where the device wants whole stripes, blocks in which stripes begin and
-    /// end are taken together or not at all, as long as there are such near.
+    /// As [`empty_block`](Self::empty_block). If the device wants whole stripes, blocks in which stripes
+    /// begin and end are taken together or not at all, as long as there are such blocks near.
     fn block_for_stream(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
         if self.begin_at == 1 {
             return self.empty_block(before);
@@ -227,7 +228,8 @@ impl Space {
         Ok(next.and_then(near).or_else(|| near(first)).or(Some(first)))
     }
 
-    /// Whether a stripe begins with this block, and all blocks up to the next one with which one begins are empty.
+    /// Whether a stripe begins with this block, and all blocks up to the next one with which a stripe begins
+    /// are empty.
     fn is_empty_group(&self, block: Block) -> bool {
         let group = block.0..block.0 + self.begin_at;
         block.0.is_multiple_of(self.begin_at)
@@ -240,12 +242,12 @@ impl Space {
         Ok(())
     }
 
-    /// Whether nothing nearer to the beginning remains to be searched.
+    /// Whether no leaf nearer to the beginning remains to be searched.
     pub(super) fn is_for_data(&self, block: Block) -> bool {
         self.scan >= self.scan_end || CountNode::leaf_of(block).0.index < self.scan
     }
 
-    /// Hands out free pages of a block from `index` on, as many as lie in a row, at most `max`.
+    /// Allocates free pages of a block from `index` on: as many as are contiguous, at most `max`.
     pub(super) fn take(&mut self, block: Block, index: usize, max: u64) -> Option<(PageAddr, u64)> {
         let bits = self.free.get_mut(&block)?;
         let end = (index + max as usize).min(BLOCK_PAGES as usize);
@@ -266,7 +268,8 @@ impl Space {
         Some((first, n as u64))
     }
 
-    /// Pages that were handed out and never written: they may be handed out again, or will with the next checkpoint.
+    /// Returns pages that were allocated and never written: they may be allocated again at once or after the
+    /// next checkpoint.
     pub fn return_pages(&mut self, first: PageAddr, n: u64) {
         for page in (first.0..first.0 + n).map(PageAddr) {
             if self.frozen.is_touched(page) || !self.current.untouch(page) {
@@ -278,13 +281,13 @@ impl Space {
         }
     }
 
-    /// So many pages that were handed out, and may have been written, are not mapped: the next checkpoint brings them
-    /// back.
+    /// Notes that `n` pages that were allocated, and may have been written, are not mapped: the next
+    /// checkpoint frees them.
     pub fn write_off(&mut self, n: u64) {
         self.current.note_gone(n);
     }
 
-    /// Pages for metadata, from space already known to be free, as contiguous as possible.
+    /// Allocates pages for metadata from space already known to be free, as contiguous as possible.
     pub fn alloc_meta(&mut self, n: u64) -> Option<Vec<(PageAddr, u64)>> {
         if self.known < n {
             return None;
@@ -306,15 +309,15 @@ impl Space {
         Some(out)
     }
 
-    /// The block used last, an empty one from the end, or one that is not much used, in which so many pages lie in a
-    /// row; else any.
+    /// Returns the block used last, an empty one from the end, or one that is little used, in which `pages`
+    /// pages are contiguous; else any.
     fn block_for_meta(&self, pages: u64) -> Option<Block> {
         let from = self.first_for_meta();
         let fits = |block: &Block| self.free.get(block).is_some_and(|bits| has_free_run(pages, bits));
         let used_last = || self.affinity.meta_block;
         let roomy =
             || self.free.range(from..).rev().filter(|(_, bits)| pages_in(bits) >= MIN_META_FREE_PAGES).map(|(b, _)| *b);
-        // A whole block only an empty one has.
+        // Only an empty block has a whole block of free pages.
         let fitting = || if pages < BLOCK_PAGES { roomy().find(fits) } else { None };
         used_last()
             .filter(fits)
@@ -326,8 +329,8 @@ impl Space {
             .or_else(|| self.free.keys().next_back().copied())
     }
 
-    /// As many empty blocks in a row, nearest to the end, as pages of metadata take that no block has room for; if
-    /// there is no such row, the longest.
+    /// Returns a row of empty blocks, nearest to the end, for the pages of metadata that no block has space
+    /// for; if no row is long enough, the longest.
     fn row_for_meta(&self, pages: u64) -> Range<u64> {
         let (blocks, mut longest) = (pages.div_ceil(BLOCK_PAGES), 0..0);
         if blocks < 2 {
@@ -346,7 +349,7 @@ impl Space {
         longest
     }
 
-    /// Whether there are so many empty blocks in a row as metadata takes that no block has room for.
+    /// Whether there is a row of empty blocks for the pages of metadata that no block has space for.
     fn has_row_for_meta(&self, pages: u64) -> bool {
         let row = self.row_for_meta(pages);
         pages <= BLOCK_PAGES || (row.end - row.start) * BLOCK_PAGES >= pages
@@ -363,14 +366,14 @@ impl Space {
         CountNode { level: 0, index: self.leaves_for_meta() }.first_block()
     }
 
-    /// From this leaf on metadata is preferred.
+    /// Returns the leaf from which on metadata is preferred.
     fn leaves_for_meta(&self) -> u64 {
         let leaves = self.layout.count_nodes(0);
         leaves - (leaves / META_PART).max(MIN_META_LEAVES).min(leaves / 2)
     }
 
-    /// Searches from the end until room for so many pages of metadata is known there, or there is none, or none that is
-    /// worth loading more count pages.
+    /// Searches from the end until space for `pages` pages of metadata is known there, or there is none, or
+    /// none that is worth loading more count pages.
     pub fn prepare_meta(&mut self, pages: u64) -> Result<(), Miss> {
         let limit = self.leaves_for_meta();
         loop {
@@ -394,7 +397,7 @@ impl Space {
         Ok(())
     }
 
-    /// Replay: these pages were handed out before the crash.
+    /// Replay: notes that these pages were allocated before the crash.
     pub fn mark_allocated(&mut self, first: PageAddr, n: u64) -> Result<(), Miss> {
         for page in (first.0..first.0 + n).map(PageAddr) {
             let free = bit(&self.free_by_leaf(page.block())?, page.index());
@@ -416,13 +419,13 @@ impl Space {
     }
 }
 
-/// Whether so many free pages lie in a row, or all that a block has.
+/// Whether `pages` free pages are contiguous, or as many as a block has.
 fn has_free_run(pages: u64, bits: &Bitmap) -> bool {
     let wanted = pages.min(BLOCK_PAGES) as usize;
     rows(*bits).any(|row| row.len() >= wanted)
 }
 
-/// Where so many free pages lie in a row; else where most do.
+/// Returns where `pages` free pages are contiguous; else where the longest run begins.
 fn free_run_start(pages: u64, bits: &Bitmap) -> usize {
     let wanted = usize::try_from(pages).unwrap_or(usize::MAX);
     let fits = rows(*bits).find(|row| row.len() >= wanted);

@@ -1,5 +1,5 @@
-//! Applying deltas to count pages: leaves first, then upwards, each to its other slot. Or, where that is less,
-//! a segment of the log that says how the leaves change.
+//! Applying deltas to count pages: leaves first, then upwards, each to its other slot. Or, where that is
+//! less, writing a segment of the log that lists the changes of the leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,26 +20,26 @@ use super::{Miss, Runs, Space, push_run};
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
 
-/// Pages looked at in a step, per page that may be written in it.
+/// Pages examined in a step, per page that may be written in it.
 const LOOKUPS_PER_PAGE: usize = 8;
 
-/// A page to be written, and where.
+/// A page to be written, and its address.
 type Image = (PageAddr, Box<[u8; PAGE_SIZE]>);
 
 /// A step of a checkpoint.
 pub enum Step {
     /// Write these pages.
     Write(Vec<Image>),
-    /// All are written; the superblock is to say this.
+    /// All pages are written; the superblock must record this.
     Done(WrittenCounts),
 }
 
 /// Where the counts of a checkpoint are.
 #[derive(Clone)]
 pub struct WrittenCounts {
-    /// Entries of the uppermost pages.
+    /// Entries of the top-level pages.
     pub roots: Vec<CountEntry>,
-    /// What is to be added to the pages.
+    /// The log that must be applied to the pages.
     pub log: CountLog,
     /// There are counts of 65,535 or more, or there were.
     pub large: bool,
@@ -53,26 +53,26 @@ enum CountsTarget {
     Log(Segment),
 }
 
-/// A segment that is being made.
+/// A segment that is being built.
 #[derive(Default)]
 struct Segment {
     changes: Vec<LeafChange>,
-    /// At least so many bytes.
+    /// Lower limit of its length in bytes.
     bytes: usize,
     /// See [`parts`].
     parts: usize,
 }
 
-/// How far a checkpoint has come.
+/// Progress of a checkpoint.
 pub struct CheckpointWork {
     way: CountsTarget,
     level: u8,
     todo: Vec<CountNode>,
-    /// What will be known of the pages written so far.
+    /// The new entries of the pages written so far.
     new: BTreeMap<CountNode, CountEntry>,
-    /// Their contents, of as many as the cache may hold.
+    /// The contents of these pages, as many as the cache may hold.
     images: BTreeMap<CountNode, CountPage>,
-    /// Written, and not among these.
+    /// Pages written whose contents are not in `images`.
     outdated: Vec<CountNode>,
     /// Pages that will be free.
     freed: Runs,
@@ -87,9 +87,9 @@ const BLOCK_BYTES: usize = 1;
 const SET_BYTES: usize = 4;
 
 impl CheckpointWork {
-    /// A page as it is from now on, if there is room for it.
+    /// Keeps a page in its new state, if the cache has space for it.
     fn keep(&mut self, node: CountNode, page: CountPage, limit: usize) {
-        // Pages above leaves are asked for more often.
+        // Pages above leaves are needed more often.
         let room = if node.level == 0 { limit / 2 } else { limit };
         if self.images.len() < room {
             self.images.insert(node, page);
@@ -100,7 +100,7 @@ impl CheckpointWork {
 }
 
 impl Space {
-    /// The deltas so far belong to a checkpoint from now on.
+    /// Freezes the deltas so far: they belong to a checkpoint from now on.
     pub fn freeze(&mut self) {
         assert!(self.frozen.is_empty() && self.work.is_none(), "one checkpoint at a time");
         self.frozen = std::mem::take(&mut self.current);
@@ -110,38 +110,39 @@ impl Space {
         self.begin_work(way);
     }
 
-    /// Has the next checkpoint bring what is logged to the pages, if that takes so many at most: whether it will.
+    /// Makes the next checkpoint move the log to the pages, if that takes at most `most` pages; returns
+    /// whether it will.
     pub fn retire_log(&mut self, most: u64) -> bool {
         self.logged.retiring = (1..=most).contains(&(self.logged.leaves() as u64));
         self.logged.retiring
     }
 
-    /// Has what is logged brought to the pages, as a checkpoint of nothing else.
+    /// Begins to move the log to the pages, as a checkpoint of nothing else.
     pub fn begin_log_flush(&mut self) {
         assert!(self.frozen.is_empty() && self.work.is_none(), "no checkpoint meanwhile");
         self.begin_work(CountsTarget::Pages);
     }
 
-    /// The pages and what refers to them are durable. What is free stays what it is: of what the last checkpoint made
-    /// free, some may have come into use after all.
+    /// Notes that the pages and what refers to them are durable. Free space does not change: of the pages
+    /// that the last checkpoint freed, some may have come into use since.
     pub fn end_log_flush(&mut self) {
         let freed = self.take_over();
         assert!(freed.is_empty(), "nothing changes");
     }
 
-    /// Emptying is left for later: nothing refers to what was written, and all is as it was before.
+    /// Aborts a log flush: nothing refers to what was written, and the state is as before.
     pub fn abort_log_flush(&mut self) {
         self.work = None;
     }
 
-    /// The checkpoint that runs writes pages after all.
+    /// Switches the running checkpoint to writing pages.
     pub(super) fn write_pages_instead_of_log(&mut self) {
         self.begin_work(CountsTarget::Pages);
     }
 
     fn begin_work(&mut self, way: CountsTarget) {
         let mut leaves: BTreeSet<CountNode> = self.frozen.iter().map(|(b, _)| CountNode::leaf_of(b).0).collect();
-        // The pool may have grown since the freeze: the superblock says what it was then.
+        // The pool may have grown since the freeze: the superblock holds the size at the freeze.
         let roots = self.work.as_ref().map_or(&self.roots, |given_up| &given_up.done.roots).clone();
         let mut done = WrittenCounts { roots, log: self.logged.end, large: self.large_counts };
         if matches!(way, CountsTarget::Pages) {
@@ -155,7 +156,7 @@ impl Space {
         self.work = Some(CheckpointWork { way, level: 0, todo, new, images, outdated, freed, done });
     }
 
-    /// The next pages to write: at most `max`, or a segment of the log. There may be none in a step.
+    /// Returns the next pages to write: at most `max`, or a segment of the log. A step may have none.
     pub fn checkpoint_step(&mut self, max: usize) -> Result<Step, Miss> {
         let (mut out, mut steps) = (Vec::new(), 0);
         while out.len() < max && steps < LOOKUPS_PER_PAGE * max {
@@ -191,7 +192,7 @@ impl Space {
         work.todo = parents.into_iter().rev().collect();
     }
 
-    /// Adds to the segment what changes in a leaf.
+    /// Adds the changes of a leaf to the segment.
     fn log_leaf(&mut self, node: CountNode) -> Result<(), Miss> {
         let old = self.entry(node)?;
         self.keep_common(node, &old);
@@ -217,7 +218,7 @@ impl Space {
         let work = self.work.as_mut().expect("between freeze and finish");
         work.todo.pop();
         let CountsTarget::Log(segment) = &mut work.way else { unreachable!("asked before") };
-        // One that was touched and is as it was needs no mention.
+        // One that was touched and is unchanged needs no mention.
         if change.used == 0 && change.common == 0 && change.blocks.is_empty() {
             return Ok(());
         }
@@ -231,11 +232,11 @@ impl Space {
         Ok(())
     }
 
-    /// The segment, if it is of use.
+    /// Returns the segment, if it is worth writing.
     fn next_segment(&mut self) -> Vec<Image> {
         let work = self.work.as_ref().expect("between freeze and finish");
         let CountsTarget::Log(Segment { changes, .. }) = &work.way else { unreachable!("asked before") };
-        // What nothing has changed in needs nothing.
+        // Without changes there is nothing to write.
         let bytes = if changes.is_empty() { Vec::new() } else { encode_count_segment(changes) };
         let pages = pages_of(bytes.len());
         if pages > self.logged.free_pages() || pages > self.leaves_without_log(changes) + UPPER_LEVELS {
@@ -250,7 +251,7 @@ impl Space {
         bytes.chunks(PAGE_SIZE).zip(first..).map(|(bytes, i)| (count_log_page(i), page(bytes))).collect()
     }
 
-    /// Leaves that would have to be written instead of a segment with these changes.
+    /// Returns the number of leaves that would have to be written instead of a segment with these changes.
     fn leaves_without_log(&self, changes: &[LeafChange]) -> u32 {
         let changed = changes.iter().filter(|change| !change.blocks.is_empty());
         let new = changed.filter(|change| !self.logged.changes(CountNode { level: 0, index: change.leaf }));
@@ -258,18 +259,18 @@ impl Space {
     }
 
     fn next_image(&mut self, node: CountNode) -> Result<Option<Image>, Miss> {
-        // The pages above leaves are to say what these say without the log.
+        // The pages above leaves must hold what they hold without the log.
         let old = if node.level == 0 { self.entry(node)? } else { self.entry_on_device(node)? };
-        // A leaf that is only moved here from the log counts what it counted.
+        // The counts of a leaf that is only moved here from the log do not change.
         let is_changed = node.level == 0 && (self.is_frozen(node) || self.keeps(node));
         if is_changed {
             self.keep_common(node, &old);
         }
         let noted = match self.notes_above(node, &old) {
-            // What is logged of the leaf has to be written.
+            // The logged changes of the leaf have to be written.
             Some(_) if self.logged.changes(node) => None,
             Some(common) => Some(CountEntry { common, used: self.layout.initially_free_under(node), ..old }),
-            // Only what is noted above it was logged.
+            // Only its common count was logged.
             None if node.level == 0 && !self.logged.changes(node) && !self.is_frozen(node) => Some(old),
             None => None,
         };
@@ -316,15 +317,15 @@ impl Space {
         (first..first + LEAF_BLOCKS as u64).any(|block| self.frozen.get(Block(block)).is_some())
     }
 
-    /// If all that changes in a leaf is that each of its blocks gains or loses the same number of references
-    /// as a whole, and keeps one of those noted above: what is to be noted there instead of writing the leaf.
-    /// Then all its pages are in use.
+    /// If every block of a leaf gains or loses the same number of references as a whole, nothing else changes
+    /// in it, and each block keeps one of the references of the common count: returns the new common count,
+    /// which is written above the leaf instead of the leaf. All its pages are in use then.
     fn notes_above(&self, node: CountNode, old: &CountEntry) -> Option<u16> {
         if node.level > 0 {
             return None;
         }
         let first = node.first_block().0;
-        // Blocks that a longer pool will have one day have no references.
+        // Blocks beyond the end of the pool, which it may have once it has grown, have no references.
         if first + LEAF_BLOCKS as u64 > self.layout.blocks() {
             return None;
         }
@@ -335,8 +336,8 @@ impl Space {
         (alike && common > 0).then_some(common)
     }
 
-    /// Applies the frozen deltas to a leaf; returns the pages in use, and adds to `freed` those of which
-    /// nothing is left. The leaf takes over what was noted above it.
+    /// Applies the frozen deltas to a leaf; returns the pages in use, and adds to `freed` those without
+    /// references left. The leaf takes over its common count.
     fn apply(&self, node: CountNode, common: u16, page: &mut CountPage, freed: &mut Runs) -> u64 {
         let common = if planted(Bug::CommonCountsLost) { 0 } else { u32::from(common) };
         let mut used = 0;
@@ -380,8 +381,8 @@ impl Space {
         used
     }
 
-    /// The checkpoint is durable. Returns what it made free, as runs; [`release`](Self::release)
-    /// makes that usable.
+    /// Notes that the checkpoint is durable. Returns the pages that it freed, as runs;
+    /// [`release`](Self::release) makes them usable.
     pub fn finish(&mut self) -> Runs {
         self.frozen.applied();
         let freed = self.take_over();
@@ -391,11 +392,11 @@ impl Space {
         freed
     }
 
-    /// What was written counts from now on; returns the pages that it made free.
+    /// Makes the written state the current one; returns the pages that it freed.
     fn take_over(&mut self) -> Runs {
         let work = self.work.take().expect("between freeze and finish");
         (self.roots, self.large_counts) = (work.done.roots, work.done.large);
-        // It may have grown meanwhile.
+        // The pool may have grown meanwhile.
         self.roots.resize(self.layout.count_nodes(3) as usize, CountEntry::default());
         match work.way {
             CountsTarget::Pages => self.logged.clear(),
@@ -412,7 +413,7 @@ impl Space {
         work.freed
     }
 
-    /// Of pages that a checkpoint made free, those that have not come into use since: ask once every
+    /// Returns those of the pages freed by a checkpoint that have not come into use since: call it once every
     /// plan made before the freeze has ended.
     pub fn still_free(&self, freed: Runs) -> Runs {
         let mut out = Runs::with_capacity(freed.len());
@@ -423,7 +424,7 @@ impl Space {
         out
     }
 
-    /// Nobody uses these pages any more: they may be handed out, unless they came into use after all.
+    /// Releases pages that are no longer used: they may be allocated, unless they came into use after all.
     pub fn release(&mut self, freed: Runs) {
         (self.frozen, self.returning) = (Default::default(), 0);
         for (block, pages) in freed.into_iter().flat_map(|(first, n)| by_block(first, n)) {
@@ -432,7 +433,7 @@ impl Space {
         }
     }
 
-    /// Of some pages of a block those that have not come into use since the freeze.
+    /// Returns those of some pages of a block that have not come into use since the freeze.
     fn still_unused(&self, block: Block, pages: Range<usize>) -> Bitmap {
         and(mask(pages), self.current.touched(block).map(|word| !word))
     }

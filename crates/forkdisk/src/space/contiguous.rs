@@ -1,15 +1,16 @@
-//! Places for pages that are brought together.
+//! Contiguous places for gathered pages.
 
 use crate::bits::bit;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Reservation, Space};
 
-/// Leaves of counts from the first on that are searched for empty blocks in a row, where there is one at all.
+/// Leaves of counts from the first on that are searched for contiguous empty blocks, where there is one at
+/// all.
 const MAX_SEARCHED_LEAVES: u64 = 4096;
-/// Times as many blocks as are wanted in a row, known to be empty, for which no more are searched.
+/// When this many times the wanted number of contiguous blocks is known to be empty, the search ends.
 const AMPLE_FACTOR: u64 = 8;
-/// Empty blocks among which a row is looked for.
+/// Empty blocks among which contiguous ones are looked for.
 const MAX_EXAMINED_BLOCKS: usize = 1 << 16;
 
 impl Space {
@@ -23,7 +24,7 @@ impl Space {
         if self.is_scanned(block) { Ok(()) } else { self.search_block(block) }
     }
 
-    /// Takes all of these pages, or none where not all of them are known to be free.
+    /// Allocates all of these pages, or none if not all of them are known to be free.
     pub fn take_all(&mut self, pages: impl Iterator<Item = PageAddr> + Clone, _: &Reservation) -> bool {
         let all = pages.clone().all(|page| self.is_known_free(page));
         for page in pages.filter(|_| all) {
@@ -32,8 +33,9 @@ impl Space {
         all
     }
 
-    /// A block of which every page is free, for a virtual block of many pages: the one behind `before`, where the
-    /// virtual block before it lies; else the first of so many in a row as `wanted`; else of the most there are.
+    /// Returns a block of which every page is free, for a virtual block of many pages: the one behind
+    /// `before`, where the virtual block before it lies; else the first of `wanted` contiguous blocks; else
+    /// the first of the most there are.
     pub fn block_to_gather(&mut self, before: Option<Block>, wanted: u64) -> Result<Option<Block>, Miss> {
         if let Some(next) = before.map(|b| Block(b.0 + 1))
             && self.empty.contains(&next)
@@ -48,7 +50,7 @@ impl Space {
             if len >= wanted || is_enough {
                 return Ok(first);
             }
-            // Several at a time: each is followed by a look at all that is known.
+            // Several at a time: each batch is followed by a pass over everything known.
             for _ in 0..64 {
                 if !self.scan_leaf()? {
                     return Ok(self.longest_row(wanted).1);
@@ -57,13 +59,14 @@ impl Space {
         }
     }
 
-    /// How many empty blocks in a row there are, as far as it is of use to know: `wanted` are.
+    /// Returns how many contiguous empty blocks there are, up to `wanted`.
     pub fn row_to_gather(&mut self, wanted: u64) -> Result<u64, Miss> {
         self.block_to_gather(None, wanted)?;
         Ok(self.longest_row(wanted).0)
     }
 
-    /// The first empty blocks in a row that are as many as `wanted`, or the most: how many, and where they begin.
+    /// Returns the first `wanted` contiguous empty blocks, or the longest row: their number, and where they
+    /// begin.
     fn longest_row(&self, wanted: u64) -> (u64, Option<Block>) {
         let (mut longest, mut row): ((u64, Option<Block>), (u64, Block)) = ((0, None), (0, Block(0)));
         let is_for_data = |&&block: &&Block| self.is_for_data(block) && !self.is_for_metadata(block);
@@ -79,7 +82,7 @@ impl Space {
         longest
     }
 
-    /// `n` pages in one piece (at most a block), one such run behind the other; taken.
+    /// Allocates `n` contiguous pages (at most a block); successive runs are placed contiguously.
     pub fn run_to_gather(&mut self, n: u64, reserved: &Reservation) -> Result<Option<PageAddr>, Miss> {
         debug_assert!(n <= BLOCK_PAGES);
         if let Some(next) = self.affinity.gathered

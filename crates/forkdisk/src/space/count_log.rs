@@ -1,10 +1,10 @@
-//! Counts that checkpoints have changed without writing their pages: the log has them, and they are added to
-//! every leaf that is loaded.
+//! Counts that checkpoints have changed without writing their pages: the log has the changes, and they are
+//! added to every leaf that is loaded.
 //!
-//! Count pages have fixed places, so what is spread over the pool takes one for every seven blocks, however little
-//! changes in each. The log takes as much as has changed. When it is full, or would take more than the pages, a
-//! checkpoint writes all pages that it is about, and the log begins again. (OpenZFS logs its space maps for the
-//! same reason.)
+//! Count pages have fixed places, so changes spread over the pool take one page for every seven blocks,
+//! however little changes in each. The log takes space only for what has changed. When it is full, or would
+//! take more than the pages, a checkpoint writes all pages that it covers, and the log begins again. (OpenZFS
+//! logs its space maps for the same reason.)
 
 use std::collections::BTreeMap;
 
@@ -21,54 +21,54 @@ use super::Space;
 /// request.
 const MAX_LOG_PAGES: u32 = 124;
 
-/// Memory of a part, in bytes, roughly.
+/// Memory of a part, in bytes, approximately.
 const PART_BYTES: usize = 64;
 
 /// See the module.
 #[derive(Default)]
 pub struct CountLogState {
-    /// Most pages of it; 0: none are written.
+    /// Most pages of the log; 0: no log is written.
     limit: u32,
-    /// Most parts that are added, so that it takes no more memory than the cache of count pages.
+    /// Most parts in memory, so that the log takes no more memory than the cache of count pages.
     max_parts: usize,
     parts: usize,
-    /// Where it ends.
+    /// The end of the log.
     pub end: CountLog,
-    /// The next checkpoint is to write pages, although it has room.
+    /// The next checkpoint must write pages, although the log has space.
     pub retiring: bool,
-    /// Changes in leaves, by the number of the leaf and the block's place in it, in their order.
+    /// Changes in leaves: by the number of the leaf, in the order of the blocks in it.
     leaves: BTreeMap<u64, Vec<(u8, BlockChange)>>,
-    /// What changes in the entries of leaves and of the pages above them: pages in use, references noted.
+    /// Changes in the entries of leaves and of the pages above them: pages in use, common count.
     entries: BTreeMap<CountNode, (i64, i64)>,
 }
 
 impl CountLogState {
-    /// Pages that may be added.
+    /// Returns the number of pages that may be added.
     pub fn free_pages(&self) -> u32 {
         self.limit.saturating_sub(self.end.pages)
     }
 
-    /// Whether there is memory for so many more parts.
+    /// Whether there is memory for this many more parts.
     pub fn fits_memory(&self, parts: usize) -> bool {
         self.parts + parts <= self.max_parts
     }
 
-    /// Leaves that differ from what the device has of them, in any way.
+    /// Iterates over the leaves that differ in any way from their state on the device.
     pub fn nodes(&self) -> impl Iterator<Item = CountNode> {
         self.entries.keys().copied().filter(|node| node.level == 0)
     }
 
-    /// Of how many leaves it changes counts.
+    /// Returns the number of leaves in which the log changes counts.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Whether it changes counts in a page.
+    /// Whether the log changes counts in a page.
     pub fn changes(&self, node: CountNode) -> bool {
         node.level == 0 && self.leaves.contains_key(&node.index)
     }
 
-    /// What an entry says with all that is logged.
+    /// Returns an entry with everything logged applied to it.
     pub fn on_top_of(&self, node: CountNode, entry: CountEntry) -> CountEntry {
         let Some(&(used, common)) = self.entries.get(&node) else { return entry };
         let common = i64::from(entry.common) + common;
@@ -79,7 +79,7 @@ impl CountLogState {
         }
     }
 
-    /// Whether an entry makes no sense with all that is logged, where `free` pages are free at first.
+    /// Whether an entry is invalid with everything logged applied, where `free` pages are free at first.
     pub fn is_flawed(&self, node: CountNode, entry: CountEntry, free: u64) -> bool {
         self.entries.get(&node).is_some_and(|&(used, common)| {
             let common = i64::from(entry.common) + common;
@@ -88,7 +88,7 @@ impl CountLogState {
         })
     }
 
-    /// Adds to a page as it is on the device what is logged of it. An error: that is less than nothing.
+    /// Applies the log to a page as it is on the device. Returns an error if a count would become negative.
     pub fn put_into(&self, node: CountNode, page: &mut CountPage) -> Result<(), String> {
         if node.level > 0 {
             return Ok(());
@@ -106,7 +106,7 @@ impl CountLogState {
         Ok(())
     }
 
-    /// A segment with these changes is part of the log.
+    /// Notes that a segment with these changes is part of the log.
     pub fn add(&mut self, changes: Vec<LeafChange>) {
         for change in changes {
             let mut node = CountNode { level: 0, index: change.leaf };
@@ -123,7 +123,7 @@ impl CountLogState {
         }
     }
 
-    /// Everything is in count pages; the log is empty.
+    /// Clears the log: everything is in count pages.
     pub fn clear(&mut self) {
         *self = CountLogState { limit: self.limit, max_parts: self.max_parts, ..CountLogState::default() };
     }
@@ -155,24 +155,25 @@ impl Space {
         Ok(())
     }
 
-    /// Whether there is no more room in the log than is taken.
+    /// Whether at least half of the log is used.
     pub fn log_is_half_full(&self) -> bool {
         self.logged.end.pages > 0 && self.logged.end.pages >= self.logged.free_pages()
     }
 
-    /// Of how many leaves the log changes counts.
+    /// Returns the number of leaves in which the log changes counts.
     pub fn logged_leaves(&self) -> u64 {
         self.logged.leaves() as u64
     }
 
-    /// Reading the log is to be no more work than reading both slots of the pages that it stands for.
+    /// Limits the log so that reading it is no more work than reading both slots of the pages that it
+    /// replaces.
     pub(super) fn limit_log(&mut self) {
         let pages: u64 = (0..4).map(|level| self.layout.count_nodes(level)).sum();
         self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MAX_LOG_PAGES);
     }
 }
 
-/// What changes from one state of a leaf to the next.
+/// Returns the changes from one state of a leaf to the next.
 pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> {
     let of = |place: usize| {
         let (before, after) = (before.block(place), after.block(place));
@@ -198,12 +199,12 @@ pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> 
     all.filter(|(_, change)| *change != BlockChange::default()).collect()
 }
 
-/// What a change takes memory for: the leaf, its blocks, their sets of pages.
+/// Returns the number of parts that take memory for a change: the leaf, its blocks, their sets of pages.
 pub fn parts(change: &LeafChange) -> usize {
     1 + change.blocks.iter().map(|(_, block)| 1 + block.pages.len()).sum::<usize>()
 }
 
-/// Pages of so many bytes.
+/// Returns the number of pages that `bytes` bytes take.
 pub fn pages_of(bytes: usize) -> u32 {
     bytes.div_ceil(PAGE_SIZE) as u32
 }

@@ -16,17 +16,17 @@ pub struct Delta {
     pub whole: i32,
     /// Applies to all 256 pages.
     all: i32,
-    /// In rising order, apart from each other.
+    /// In ascending order, disjoint.
     pages: Vec<Change>,
     pub touched: Bitmap,
-    /// Pages of it were handed out.
+    /// Pages of the block were allocated.
     handed_out: bool,
     /// The losses are durable once the journal is up to this sequence number.
     pub lost_until: u64,
     marks: Option<Box<Marks>>,
 }
 
-/// A change of the counts of some pages in a row, not 0.
+/// A change of the counts of some contiguous pages, not 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Change {
     first: u8,
@@ -44,7 +44,7 @@ impl Change {
     }
 }
 
-/// Adds a change of `pages`, if it is one, to the last one if they are alike.
+/// Adds a change of `pages`, if it is not 0; extends the last change if both are alike.
 fn push(changes: &mut SmallVec<[Change; 5]>, pages: Range<usize>, by: i32) {
     if pages.is_empty() || by == 0 {
         return;
@@ -56,27 +56,27 @@ fn push(changes: &mut SmallVec<[Change; 5]>, pages: Range<usize>, by: i32) {
     }
 }
 
-/// What is known of pages that are given up.
+/// Properties of pages that are released.
 #[derive(Default)]
 struct Marks {
-    /// They held metadata: what is durable may point to them whatever the journal says.
+    /// They held metadata: the durable state may point to them, whatever the journal contains.
     tables: Bitmap,
-    /// They are discarded on the device already.
+    /// They are already discarded on the device.
     discarded: Bitmap,
 }
 
 impl Delta {
-    /// Whether it changes the count of the block as a whole and no other.
+    /// Whether the delta changes only the count of the block as a whole.
     pub fn is_whole(&self) -> bool {
         self.all == 0 && self.pages.is_empty()
     }
 
-    /// Pages that are marked.
+    /// Returns the marked pages.
     pub fn marked(&self) -> Bitmap {
         self.marks.as_ref().map_or([0; 4], |marks| std::array::from_fn(|i| marks.tables[i] | marks.discarded[i]))
     }
 
-    /// Pages whose counts change.
+    /// Returns the pages whose counts change.
     pub fn changed(&self) -> Bitmap {
         if self.all != 0 {
             return ALL;
@@ -86,7 +86,7 @@ impl Delta {
         changed
     }
 
-    /// Change of one page's count.
+    /// Returns the change of one page's count.
     pub fn of(&self, index: usize) -> i32 {
         let at = self.pages.partition_point(|change| change.end() <= index);
         self.all + self.pages.get(at).filter(|change| change.start() <= index).map_or(0, |change| change.by)
@@ -95,7 +95,7 @@ impl Delta {
     /// Changes the counts of some pages.
     fn change(&mut self, pages: Range<usize>, by: i32) {
         self.touched_from(pages.start, pages.len());
-        // Those that it touches.
+        // The changes that it touches.
         let from = self.pages.partition_point(|change| change.end() < pages.start);
         let to = from + self.pages[from..].iter().take_while(|change| change.start() <= pages.end).count();
         if from == to {
@@ -121,7 +121,7 @@ impl Delta {
     }
 }
 
-/// Some pages of a block in pieces whose counts change alike, and how.
+/// Splits some pages of a block into pieces whose counts change alike, each with its change.
 pub(super) fn pieces(delta: Option<&Delta>, pages: Range<usize>) -> impl Iterator<Item = (Range<usize>, i32)> {
     let (all, changes) = delta.map_or((0, [].as_slice()), |delta| (delta.all, delta.pages.as_slice()));
     let mut left = &changes[changes.partition_point(|change| change.end() <= pages.start)..];
@@ -148,7 +148,7 @@ fn set(bits: &mut Bitmap, indices: Range<usize>) {
     bits.iter_mut().zip(mask(indices)).for_each(|(bits, more)| *bits |= more);
 }
 
-/// A run of pages block by block: which of its pages belong to the run.
+/// Splits a run of pages by block; yields the pages of each block that belong to the run.
 pub(super) fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
     let (mut page, end) = (first.0, first.0 + n);
     std::iter::from_fn(move || {
@@ -166,19 +166,19 @@ pub struct Deltas {
     entries: usize,
     /// See [`note_gone`](Self::note_gone).
     gone: u64,
-    /// Leaves of counts that have pages which were handed out.
+    /// Number of leaves of counts that have allocated pages.
     leaves: usize,
 }
 
 impl Deltas {
-    /// One reference more to each of `n` pages.
+    /// Adds one reference to each of `n` pages.
     pub fn gain(&mut self, first: PageAddr, n: u64) {
         for (block, indices) in by_block(first, n) {
             self.change(block, indices, 1);
         }
     }
 
-    /// One reference less to each of some pages of a block, which is durable once the journal is up to `until`.
+    /// Removes one reference from each of some pages of a block; durable once the journal is up to `until`.
     pub fn lose(&mut self, block: Block, pages: Range<usize>, until: u64) {
         let delta = self.change(block, pages, -1);
         delta.lost_until = delta.lost_until.max(until);
@@ -193,26 +193,27 @@ impl Deltas {
         delta
     }
 
-    /// One reference less to a block as a whole.
+    /// Removes one reference from a block as a whole.
     pub fn lose_whole(&mut self, block: Block, until: u64) {
         self.whole(block, -1, 0);
         let delta = self.blocks.entry(block).or_default();
         delta.lost_until = delta.lost_until.max(until);
     }
 
-    /// The losses of a block, of which all pages are touched, are durable once the journal is up to `until`.
+    /// Notes that the losses of a block, of which all pages are touched, are durable once the journal is up
+    /// to `until`.
     pub fn note_lost(&mut self, block: Block, until: u64) {
         let delta = self.blocks.entry(block).or_default();
         debug_assert!(delta.touched == ALL);
         delta.lost_until = delta.lost_until.max(until);
     }
 
-    /// This page, given up, held metadata.
+    /// Notes that this released page held metadata.
     pub fn mark_table(&mut self, page: PageAddr) {
         set(&mut self.marks(page).tables, page.index()..page.index() + 1);
     }
 
-    /// This page is discarded.
+    /// Notes that this page is discarded.
     pub fn mark_discarded(&mut self, page: PageAddr) {
         set(&mut self.marks(page).discarded, page.index()..page.index() + 1);
     }
@@ -221,7 +222,7 @@ impl Deltas {
         self.blocks.entry(page.block()).or_default().marks.get_or_insert_default()
     }
 
-    /// Blocks with changes from `from` on.
+    /// Iterates over the blocks with changes from `from` on.
     pub fn blocks_from(&self, from: Block) -> impl Iterator<Item = Block> {
         self.blocks.range(from..).map(|(&block, _)| block)
     }
@@ -238,7 +239,7 @@ impl Deltas {
         }
     }
 
-    /// The `n` pages from `first` on, all of one block, were handed out.
+    /// Notes that the `n` pages from `first` on, all of one block, were allocated.
     pub fn touch(&mut self, first: PageAddr, n: u64) {
         let block = first.block();
         let delta = self.blocks.entry(block).or_default();
@@ -250,7 +251,7 @@ impl Deltas {
         }
     }
 
-    /// Forgets that a page was handed out; false if there is more to know about it.
+    /// Forgets that a page was allocated; returns false if there is more to know about it.
     pub fn untouch(&mut self, page: PageAddr) -> bool {
         let Some(delta) = self.blocks.get_mut(&page.block()) else { return false };
         let i = page.index();
@@ -262,17 +263,17 @@ impl Deltas {
         true
     }
 
-    /// Nothing refers any more to `n` pages: the next checkpoint brings them back.
+    /// Notes that `n` pages have no reference any more: the next checkpoint frees them.
     pub fn note_gone(&mut self, n: u64) {
         self.gone += n;
     }
 
-    /// Leaves of counts that have pages which were handed out: what replay reads to do the same.
+    /// Returns the number of leaves of counts that have allocated pages: replay reads them to do the same.
     pub fn leaves(&self) -> usize {
         self.leaves
     }
 
-    /// The changes are in the count pages; which pages were touched stays known.
+    /// Notes that the changes are in the count pages; which pages were touched stays known.
     pub fn applied(&mut self) {
         for delta in self.blocks.values_mut() {
             (delta.whole, delta.all, delta.pages, delta.lost_until) = (0, 0, Vec::new(), 0);
@@ -313,12 +314,13 @@ impl Deltas {
         self.blocks.is_empty()
     }
 
-    /// Pages that nothing refers to any more.
+    /// Returns the number of pages without references.
     pub fn gone(&self) -> u64 {
         self.gone
     }
 
-    /// Memory, roughly: a node of the tree is three quarters full, a list of pages up to half empty.
+    /// Returns the approximate memory in bytes: a node of the tree is three quarters full, a list of pages up
+    /// to half empty.
     pub fn bytes(&self) -> usize {
         self.blocks.len() * 160 + self.entries * 12
     }
@@ -357,7 +359,7 @@ mod tests {
         deltas.lose(Block(1), 44..46, 7);
         let found = |deltas: &Deltas, page| deltas.page_lost_until(PageAddr(page));
         assert_eq!([299, 300, 301, 302].map(|page| found(&deltas, page)), [0, 7, 7, 0]);
-        // That it has gained one as well does not undo it.
+        // A reference gained as well does not undo it.
         deltas.gain(PageAddr(300), 1);
         assert_eq!(found(&deltas, 300), 7);
         deltas.lose_whole(Block(1), 9);

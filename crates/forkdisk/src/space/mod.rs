@@ -1,10 +1,10 @@
-//! Free space: how often every page is referred to, and where the next write goes.
+//! Free space: the reference count of every page, and where the next write goes.
 //!
-//! Counts change in memory as *deltas* and are applied to the count pages by checkpoints; until
-//! then the pages on the device and their copies here say what the last checkpoint said. A page
-//! that was *touched* since (handed out, or referred to once more or less) is never handed out
-//! before the checkpoint that contains it is durable and its space has been released: freed space
-//! is not used again as long as a crash could bring its old owner back.
+//! Counts change in memory as *deltas* and are applied to the count pages by checkpoints; until then the
+//! pages on the device and their copies here hold the counts of the last checkpoint. A page that was
+//! *touched* since (allocated, or its count changed) is never allocated before the checkpoint that contains
+//! it is durable and its space has been released: freed space is not reused as long as a crash could bring
+//! its old owner back.
 //!
 //! A checkpoint that changes little writes no count pages: it adds the changes to a log, until that is full.
 
@@ -41,11 +41,11 @@ pub use reserve::{Need, Reservation};
 /// A count page that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// Load `page`, verify it, hand it to [`Space::loaded`].
+    /// Load `page`, verify it, and pass it to [`Space::loaded`].
     Count { node: CountNode, page: PageAddr, checksum: u32 },
 }
 
-/// Why there is no answer or no space.
+/// Why a call returns no answer or no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A count page must be loaded first.
@@ -60,14 +60,14 @@ impl From<Miss> for Refusal {
     }
 }
 
-/// Who wants space, for what.
+/// A request for space.
 #[derive(Clone, Debug)]
 pub struct AllocRequest {
     /// The writer.
     pub volume: VolumeId,
     /// The first page to be mapped.
     pub at: VirtualPage,
-    /// How many, within one virtual block.
+    /// Number of pages, within one virtual block.
     pub pages: u64,
     /// Pages of the volume's chunk.
     pub chunk_pages: u64,
@@ -75,7 +75,7 @@ pub struct AllocRequest {
     pub shared_at: Epoch,
     /// All pages of the write that this is part of.
     pub write: Range<u64>,
-    /// Where the first page would lie beside what is written with it, or what its chunk holds already.
+    /// Where the first page would lie next to what is written with it, or to what its chunk holds already.
     pub beside: Option<PageAddr>,
 }
 
@@ -85,7 +85,7 @@ pub type Runs = Vec<(PageAddr, u64)>;
 /// All counts of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// References to the block as a whole.
+    /// Returns the references to the block as a whole.
     pub whole: u32,
     /// References to each of its pages by itself.
     pub pages: Box<[u32; 256]>,
@@ -111,22 +111,22 @@ impl Counts {
     }
 }
 
-/// The counts of one block, to be asked for many of its pages.
+/// The counts of one block, for queries about many of its pages.
 pub struct InBlock<'a> {
     page: Option<BlockCounts<'a>>,
-    /// References noted above the leaf.
+    /// The common count: references noted above the leaf, which every block of it has.
     common: u32,
     deltas: [Option<&'a delta::Delta>; 2],
 }
 
 impl InBlock<'_> {
-    /// References to the block as a whole.
+    /// Returns the references to the block as a whole.
     pub fn whole(&self) -> u32 {
         let base = self.page.map_or(0, |counts| counts.whole()) + self.common;
         self.deltas.iter().flatten().fold(base, |n, delta| sum(n, delta.whole))
     }
 
-    /// How many of its pages nothing refers to, among `pages`.
+    /// Returns how many of `pages` have no reference.
     fn unreferenced(&self, pages: Range<usize>) -> usize {
         if self.whole() > 0 {
             return 0;
@@ -141,7 +141,7 @@ impl InBlock<'_> {
         both.map(none).sum()
     }
 
-    /// References to one of its pages by itself.
+    /// Returns the references to one of its pages.
     pub fn page(&self, index: usize) -> u32 {
         match self.page.map_or(0, |counts| counts.page(index)) {
             PINNED => PINNED,
@@ -153,7 +153,7 @@ impl InBlock<'_> {
     }
 }
 
-/// A count and a change of it.
+/// Returns a count after a change.
 fn sum(count: u32, by: i32) -> u32 {
     u32::try_from(count as i32 + by).unwrap_or(0)
 }
@@ -168,12 +168,13 @@ pub struct Space {
     large_counts: bool,
     cache: BTreeMap<CountNode, CountPage>,
     cache_limit: usize,
-    /// How many changes under way need many count pages at once: while there are any, none is evicted.
+    /// Number of changes under way that need many count pages at once: while there are any, no page is
+    /// evicted.
     held: u32,
     current: Deltas,
     frozen: Deltas,
     work: Option<checkpoint::CheckpointWork>,
-    /// Pages known to be free and not touched, by block, and the blocks of which that is all.
+    /// Free pages that are known and not touched, by block; `empty` are the blocks of which every page is.
     free: BTreeMap<Block, Bitmap>,
     empty: BTreeSet<Block>,
     known: u64,
@@ -184,16 +185,16 @@ pub struct Space {
     handed_out: u64,
     affinity: Affinity,
     kept: ViewImages,
-    /// Pages that a finished checkpoint has freed and that are not handed out yet: they are being discarded.
+    /// Pages that a finished checkpoint has freed and that cannot be allocated yet: they are being discarded.
     returning: u64,
-    /// A stream begins at a multiple of so many blocks if it can.
+    /// A stream begins at a multiple of this many blocks if it can.
     begin_at: u64,
-    /// Count pages that are damaged, in a pool that is only read: nothing is known of what they count.
+    /// Damaged count pages of a pool that is only read: their counts are unknown.
     lost: BTreeSet<CountNode>,
 }
 
 impl Space {
-    /// The space of a pool whose superblock holds `roots`.
+    /// Creates the space of a pool whose superblock holds `roots`.
     pub fn new(layout: Layout, uuid: [u8; 16], roots: Vec<CountEntry>) -> Space {
         Space::with_cache(layout, uuid, roots, 8 << 20)
     }
@@ -207,8 +208,8 @@ impl Space {
             logged: CountLogState::default(),
             large_counts: false,
             cache: BTreeMap::new(),
-            // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is
-            // else.
+            // A cache of 1 byte to two pages is for tests in which every lookup must miss; 0 gives the
+            // smallest other.
             cache_limit: if (1..2 * PAGE_SIZE).contains(&bytes) { 2 } else { (bytes / 4200).max(64) },
             held: 0,
             current: Deltas::default(),
@@ -231,64 +232,66 @@ impl Space {
         space
     }
 
-    /// Whether the pool has counts of 65,535 or more, or had some, by its superblock.
+    /// Sets whether the pool has, or had, counts of 65,535 or more, according to its superblock.
     pub fn set_large_counts(&mut self, has: bool) {
         self.large_counts = has;
     }
 
-    /// Count pages beyond the limit stay until each `hold(true)` has had its `hold(false)`.
+    /// Keeps count pages beyond the limit until each `hold(true)` has had its `hold(false)`.
     pub fn hold(&mut self, held: bool) {
         self.held = if held { self.held + 1 } else { self.held - 1 };
     }
 
-    /// The pool's layout.
+    /// Returns the pool's layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Pages that can be handed out now.
+    /// Returns the number of pages that can be allocated now.
     pub fn available(&self) -> u64 {
         self.available
     }
 
-    /// Pages that nothing refers to any more: what the running checkpoint and the next one bring back; those that a
-    /// finished one is bringing back; and those withheld for a view, which its end brings back. Never too few; too many
-    /// where the counts were not in memory when a reference was lost, and others remain.
+    /// Returns the number of pending free pages: those that the running checkpoint and the next one free;
+    /// those that a finished checkpoint is discarding; and those withheld for a view, which its end frees.
+    /// Never too few; too many where the counts were not in memory when a reference was lost, and other
+    /// references remain.
     pub fn pending(&self) -> u64 {
         self.current.gone() + self.frozen.gone() + self.returning + self.kept.pages()
     }
 
-    /// Pages withheld for a view.
+    /// Returns the number of pages withheld for a view.
     pub fn withheld(&self) -> u64 {
         self.kept.pages()
     }
 
-    /// Memory of changes not yet in a finished checkpoint, in bytes.
+    /// Returns the memory of changes not yet in a finished checkpoint, in bytes.
     pub fn dirty_bytes(&self) -> usize {
         self.current.bytes() + self.frozen.bytes()
     }
 
-    /// Count pages that a replay of everything since the last finished checkpoint reads.
+    /// Returns the number of count pages that a replay of everything since the last finished checkpoint
+    /// reads.
     pub fn read_by_replay(&self) -> usize {
         self.current.leaves() + self.frozen.leaves()
     }
 
-    /// One more reference to a page.
+    /// Adds one reference to a page.
     pub fn incr_page(&mut self, page: PageAddr) {
         self.incr_pages(page, 1);
     }
 
-    /// One reference less, by a change that is durable once the journal is up to `until`.
+    /// Removes one reference, by a change that is durable once the journal is up to `until`.
     pub fn decr_page(&mut self, page: PageAddr, until: u64) {
         self.decr_pages(page, 1, until);
     }
 
-    /// One more reference to each of `n` pages.
+    /// Adds one reference to each of `n` pages.
     pub fn incr_pages(&mut self, first: PageAddr, n: u64) {
         self.current.gain(first, n);
     }
 
-    /// One reference less to each of `n` pages; `until` as for one.
+    /// Removes one reference from each of `n` pages; `until` as for one page.
     pub fn decr_pages(&mut self, first: PageAddr, n: u64, until: u64) {
         for (block, pages) in by_block(first, n) {
             self.current.lose(block, pages.clone(), until);
@@ -304,19 +307,19 @@ impl Space {
         }
     }
 
-    /// One more reference to a block as a whole.
+    /// Adds one reference to a block as a whole.
     pub fn incr_block(&mut self, block: Block) {
         self.current.whole(block, 1, 0);
     }
 
-    /// One reference less to a block as a whole; `until` as for pages.
+    /// Removes one reference from a block as a whole; `until` as for pages.
     pub fn decr_block(&mut self, block: Block, until: u64) {
         self.current.lose_whole(block, until);
         let gone = self.unreferenced(block, 0..BLOCK_PAGES as usize);
         self.current.note_gone(gone);
     }
 
-    /// How many of some pages of a block nothing refers to; where that is not in memory, all.
+    /// Returns how many of some pages of a block have no reference; if their counts are not in memory, all.
     fn unreferenced(&mut self, block: Block, pages: Range<usize>) -> u64 {
         match self.in_block(block) {
             Ok(counts) => counts.unreferenced(pages) as u64,
@@ -324,7 +327,7 @@ impl Space {
         }
     }
 
-    /// These are all references to a block. In a space that has none yet.
+    /// Sets all references to a block, in a space that has none yet.
     pub fn set_counts(&mut self, block: Block, counts: &Counts) {
         self.current.whole(block, counts.whole as i32, 0);
         let mut from = 0;
@@ -337,34 +340,35 @@ impl Space {
         }
     }
 
-    /// References to a block have been lost without changing its counts, with a table that spoke of it: they stay lost
-    /// once the journal is durable up to `until`.
+    /// Notes that references to a block have been lost without a change of its counts, with a table that
+    /// referred to it: they stay lost once the journal is durable up to `until`.
     pub fn note_lost(&mut self, block: Block, until: u64) {
         self.current.note_lost(block, until);
     }
 
-    /// Up to where the journal must be durable for the references lost in a block to stay lost
-    /// whatever happens (0: they do).
+    /// Returns up to where the journal must be durable for the references lost in a block to stay lost after
+    /// any crash (0: they do).
     pub fn lost_until(&self, block: Block) -> u64 {
         self.current.lost_until(block).max(self.frozen.lost_until(block))
     }
 
-    /// The same for a page. Where something else in its block has lost references as well, it may be more than need be.
+    /// The same for a page. Where another page of its block has lost references as well, it may be more than
+    /// necessary.
     pub fn page_lost_until(&self, page: PageAddr) -> u64 {
         self.current.page_lost_until(page).max(self.frozen.page_lost_until(page))
     }
 
-    /// A reference moves from the block to each of its pages.
+    /// Moves a reference from the block to each of its pages.
     pub fn demote(&mut self, block: Block) {
         self.current.whole(block, -1, 1);
     }
 
-    /// A reference moves from each of its pages to the block.
+    /// Moves a reference from each of its pages to the block.
     pub fn promote(&mut self, block: Block) {
         self.current.whole(block, 1, -1);
     }
 
-    /// References to a page by itself.
+    /// Returns the references to a page itself.
     pub fn page_count(&mut self, page: PageAddr) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(page.block());
         let base = self.page(node)?.map_or(0, |p| p.block(i).page(page.index()));
@@ -374,7 +378,7 @@ impl Space {
         Ok(sum(base, self.current.of_page(page) + self.frozen.of_page(page)))
     }
 
-    /// References to a block as a whole and to each of its pages.
+    /// Returns the references to a block as a whole and to each of its pages.
     pub fn in_block(&mut self, block: Block) -> Result<InBlock<'_>, Miss> {
         let (node, i) = CountNode::leaf_of(block);
         let common = u32::from(self.entry(node)?.common);
@@ -384,7 +388,7 @@ impl Space {
         Ok(InBlock { page, common, deltas: [self.frozen.get(block), self.current.get(block)] })
     }
 
-    /// All counts of a block.
+    /// Returns all counts of a block.
     pub fn block_counts(&mut self, block: Block) -> Result<Counts, Miss> {
         let (node, i) = CountNode::leaf_of(block);
         let common = u32::from(self.entry(node)?.common);
@@ -402,12 +406,12 @@ impl Space {
         Ok(counts.whole() + counts.page(page.index()) == 1)
     }
 
-    /// The volume is gone: nothing is kept for it any more.
+    /// Ends all reservations of a deleted volume.
     pub fn forget_reservations_of(&mut self, volume: VolumeId) {
         self.affinity.forget(volume);
     }
 
-    /// The pool has become larger.
+    /// Notes that the pool has become larger.
     pub fn grow(&mut self, layout: Layout) {
         let before: u64 = self.initially_free();
         let last_leaf = self.layout.count_nodes(0).saturating_sub(1);
@@ -428,7 +432,7 @@ impl Space {
         self.initially_free() - self.used_by_checkpoint()
     }
 
-    /// Pages in use as of the last checkpoint, not counting what is reserved.
+    /// Returns the pages in use as of the last checkpoint, without reserved ones.
     pub fn used_by_checkpoint(&self) -> u64 {
         let roots = (0..).zip(&self.roots);
         roots.map(|(index, &entry)| self.logged.on_top_of(CountNode { level: 3, index }, entry).used).sum()

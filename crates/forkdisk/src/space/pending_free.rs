@@ -1,6 +1,7 @@
-//! Data that was given up since the last checkpoint: of no use to anybody, though its space is not free yet.
+//! Pending free data: pages released since the last checkpoint, which hold nothing of use but are not free
+//! yet.
 //!
-//! Tables that were given up are not told: until the next checkpoint is durable, the last one points to them.
+//! Released tables are not reported: until the next checkpoint is durable, the last one points to them.
 
 use crate::bits::{Bitmap, bit};
 use crate::planted::{Bug, planted};
@@ -8,25 +9,26 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Runs, Space, push};
 
-/// Blocks looked at in a step: their counts have to be in memory at once.
+/// Blocks examined in a step: their counts have to be in memory at once.
 const BLOCKS_PER_STEP: usize = 16;
 
 impl Space {
-    /// One reference less to a table or another page of metadata; `until` as for [`decr_page`](Self::decr_page).
+    /// Removes one reference to a table or another page of metadata; `until` as for
+    /// [`decr_page`](Self::decr_page).
     pub fn decr_table(&mut self, page: PageAddr, until: u64) {
         self.decr_page(page, until);
         self.mark_table(page);
     }
 
-    /// A page that is about to be given up holds metadata.
+    /// Notes that a page that is about to be released holds metadata.
     pub fn mark_table(&mut self, page: PageAddr) {
         if !planted(Bug::DeadTablesDiscarded) {
             self.current.mark_table(page);
         }
     }
 
-    /// Pages in the next few blocks from `from` on that data was given up in, were not told before, and where to look
-    /// next. Some of them may have been handed out and not be published yet.
+    /// Returns pages with released data in the next few blocks from `from` on that were not reported before,
+    /// and where to continue. Some of them may have been allocated and not be published yet.
     pub fn pending_free_runs(&mut self, from: Block) -> Result<(Runs, Option<Block>), Miss> {
         let mut blocks: Vec<Block> = self.current.blocks_from(from).take(BLOCKS_PER_STEP).collect();
         blocks.extend(self.frozen.blocks_from(from).take(BLOCKS_PER_STEP));
@@ -42,8 +44,8 @@ impl Space {
         Ok((runs, next))
     }
 
-    /// Of pages that [`pending_free_runs`](Self::pending_free_runs) told, those that are still of no use, as runs
-    /// within blocks.
+    /// Returns those of the pages reported by [`pending_free_runs`](Self::pending_free_runs) that still hold
+    /// nothing of use, as runs within blocks.
     pub fn still_pending(&mut self, told: &Runs) -> Result<Runs, Miss> {
         let mut runs = Runs::new();
         for page in told.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
@@ -61,10 +63,10 @@ impl Space {
         Ok(runs)
     }
 
-    /// These are discarded on the device.
+    /// Notes that these pages are discarded on the device.
     pub fn mark_discarded(&mut self, runs: &Runs) {
         for page in runs.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
-            // The mark is to go when the page may be handed out again.
+            // The mark must go when the page may be allocated again.
             let until = if self.current.is_touched(page) { &mut self.current } else { &mut self.frozen };
             until.mark_discarded(page);
         }

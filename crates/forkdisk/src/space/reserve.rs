@@ -1,26 +1,26 @@
-//! Admission of everything that takes free pages (I9): full is not dead.
+//! Admission of everything that takes free pages (I9: a full pool still works).
 //!
-//! A change takes free pages only with a [`Reservation`], and gets one only while the free pages cover its data, the
-//! headroom of its kind and everything that the next checkpoint writes. The headroom pays for the tables that the
-//! change copies and for verbs that free space. A reservation is used in the synchronous section that made it, so no
-//! page is set aside: nothing else can take pages in between.
+//! A change takes free pages only with a [`Reservation`]. It gets one only while the free pages cover its
+//! data, the headroom of its kind and everything that the next checkpoint writes. The headroom pays for the
+//! tables that the change copies and for verbs that free space. A reservation is used in the synchronous
+//! section that made it, so no page is set aside: nothing else can take pages in between.
 
 use super::{Refusal, Space};
 
-/// What a change needs of the free space. Numbers of pages.
+/// What a change needs of the free space, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// One step of a verb, of a discard or of the reaper: tables only.
     Step,
-    /// First writes to so many pages.
+    /// First writes to this many pages.
     Write(u64),
     /// Old contents of an origin, and pages of the ordered map beyond the headroom.
     CopyOut { pages: u64, tables: u64 },
     /// Old contents of an origin that no write waits for: taken only where twice as much is free.
     CopyAhead { pages: u64, views: u64 },
-    /// The note that chunks of an origin were rolled back.
+    /// The record that chunks of an origin were rolled back.
     NoteRollback,
-    /// Pages moved to a place in one piece, and tables that change. Leaves a part of the pool free.
+    /// Pages moved to a contiguous place, and tables that change. Leaves a part of the pool free.
     Move { pages: u64, tables: u64 },
     /// Tables that change when moved pages are mapped.
     PublishMove { tables: u64 },
@@ -32,23 +32,23 @@ const STEP_PAGES: u64 = 12;
 const WRITE_PAGES: u64 = 48;
 /// Headroom of copies of an origin.
 const COPY_OUT_PAGES: u64 = 64;
-/// Headroom of a note: a path of the ordered map.
+/// Headroom of a rollback record: a path of the ordered map.
 const NOTE_PAGES: u64 = 16;
 /// Headroom of moves.
 const MOVE_PAGES: u64 = 64;
-/// Moves leave this part of the pool free.
+/// Moves leave this part of the pool free: one page of this many.
 const MOVE_POOL_PART: u64 = 64;
 
 /// Permission to take free pages.
 #[derive(Debug)]
 #[must_use]
 pub struct Reservation {
-    /// Pages that have to be free, those to be taken included.
+    /// Pages that have to be free, including those to be taken.
     pages: u64,
 }
 
 impl Space {
-    /// Admits `need` if the free pages cover it and `checkpoint` pages, which the next checkpoint writes.
+    /// Admits `need` if the free pages cover it and the `checkpoint` pages that the next checkpoint writes.
     pub fn reserve(&self, need: Need, checkpoint: u64) -> Result<Reservation, Refusal> {
         let pages = match need {
             Need::Step => checkpoint + STEP_PAGES,
@@ -64,7 +64,7 @@ impl Space {
         if self.available < pages { Err(Refusal::NoSpace) } else { Ok(Reservation { pages }) }
     }
 
-    /// Free pages beyond what admits a first write of no page.
+    /// Returns the free pages beyond what admits a first write of zero pages.
     pub fn unreserved(&self, checkpoint: u64) -> u64 {
         self.available.saturating_sub(checkpoint + WRITE_PAGES)
     }
@@ -77,7 +77,7 @@ impl Space {
 
 #[cfg(test)]
 impl Reservation {
-    /// For tests of what takes pages.
+    /// Creates a reservation without a check, for tests of what takes pages.
     pub fn unchecked() -> Reservation {
         Reservation { pages: 0 }
     }

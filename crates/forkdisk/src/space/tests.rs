@@ -1,4 +1,4 @@
-//! The life of a page: handed out, counted, given up, and free again only after a checkpoint.
+//! The life of a page: allocated, counted, released, and free again only after a checkpoint.
 
 mod log;
 
@@ -19,7 +19,7 @@ fn checkpoint(space: &mut Space) {
     space.release(freed);
 }
 
-/// Writes a checkpoint; returns how many pages of counts it wrote.
+/// Writes a checkpoint; returns the number of count pages it wrote.
 fn pages_written(space: &mut Space) -> usize {
     space.freeze();
     let mut written = 0;
@@ -110,7 +110,7 @@ fn what_somebody_else_still_refers_to_is_not_pending() {
     assert_eq!(space.pending(), 0, "one reference of two");
     space.decr_pages(first, 4, 0);
     assert_eq!(space.pending(), 4);
-    // What the running checkpoint will say counts, too.
+    // The state that the running checkpoint will record counts, too.
     space.freeze();
     space.decr_pages(PageAddr(first.0 + 4), 2, 0);
     assert_eq!(space.pending(), 6);
@@ -143,7 +143,7 @@ fn of_a_block_that_is_given_up_the_pages_that_are_referred_to_are_not_pending() 
     assert_eq!((space.pending(), space.used_by_checkpoint()), (0, 0));
 }
 
-/// The next of a row of numbers that look random, below `below`.
+/// Returns the next number of a pseudo-random sequence, below `below`.
 fn next(state: &mut u64, below: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -173,7 +173,7 @@ fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
         let range = start..start + 1 + next(&mut state, 256 - start as u64) as usize;
         let (first, n) = (block.page(start), range.len() as u64);
         match next(&mut state, 8) {
-            // Only what is referred to is shared.
+            // Only what has references is shared.
             0 if *whole > 0 => {
                 space.incr_block(block);
                 *whole += 1;
@@ -265,7 +265,7 @@ fn what_all_blocks_of_a_leaf_gain_is_noted_above_it() {
     blocks().for_each(|b| space.decr_block(b, 0));
     assert_eq!(pages_written(&mut space), 3, "one is left");
     assert_eq!(whole(&mut space), [1; 7]);
-    // One block is used in pages now: the leaf is written and takes over what was noted.
+    // One block is used in pages now: the leaf is written and takes over the common count.
     space.demote(Block(9));
     space.decr_page(Block(9).page(5), 0);
     assert_eq!(pages_written(&mut space), 4);
@@ -313,7 +313,7 @@ fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
     let page = |i: u64| PageAddr(first.0 + i);
     space.incr_pages(first, 40);
     checkpoint(&mut space);
-    // Holes of 1, 3 and 2 pages, and all that lies behind the 40.
+    // Holes of 1, 3 and 2 pages, and everything behind the 40.
     [(2, 1), (10, 3), (20, 2)].into_iter().for_each(|(at, n)| space.decr_pages(page(at), n, 0));
     checkpoint(&mut space);
     space.ensure_known(260).expect("there are more");
@@ -322,7 +322,7 @@ fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
     assert_eq!(next(2), [(page(20), 2)]);
     assert_eq!(next(5), [(page(40), 5)]);
     assert_eq!(next(1), [(page(2), 1)]);
-    // What no room is long enough for begins with the longest.
+    // A request that no free run is long enough for begins with the longest.
     let rest: Vec<u64> = next(250).iter().map(|&(_, n)| n).collect();
     assert!(rest.iter().sum::<u64>() == 250 && rest[0] >= 200, "{rest:?}");
 }
@@ -372,7 +372,7 @@ fn tables_of_a_checkpoint_lie_in_one_row_of_blocks() {
 fn without_a_row_that_is_long_enough_the_longest_come_first() {
     let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
     space.ensure_known(space.available()).expect("no count page has been written");
-    // What is left are rows of 3, 5 and 4 blocks, and others by themselves.
+    // What is left are runs of 3, 5 and 4 blocks, and single ones.
     let rows = [40..43, 45..50, 52..56];
     for block in 2..64 {
         let is_left = rows.iter().any(|row| row.contains(&block)) || block % 4 == 3 && block > 56;
@@ -390,7 +390,7 @@ fn without_a_row_that_is_long_enough_the_longest_come_first() {
 fn places_for_metadata_are_not_looked_for_through_all_the_end_of_a_large_pool() {
     let layout = Layout::new(1 << 40);
     let mut space = Space::new(layout, [1; 16], vec![CountEntry::default()]);
-    // Nowhere in the last 1/64 are two blocks empty one behind the other.
+    // In the last 1/64 no two adjacent blocks are empty.
     let blocks = layout.blocks();
     for block in (blocks - blocks / 60..blocks).step_by(2) {
         space.mark_allocated(Block(block).page(0), 1).expect("no count page has been written");
@@ -434,7 +434,8 @@ fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
 fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
     let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     let mut blocks = BTreeSet::new();
-    // One page of every chunk of 64 MiB, shared again and again: 16 times as much if no chunk's rest were used.
+    // One page of every chunk of 64 MiB, shared again and again: 16 times as much if the rest of no chunk
+    // were used.
     for epoch in 0..8 {
         for chunk in 0..1024 {
             let (page, _) =
@@ -446,7 +447,7 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
     assert!((64..=bound).contains(&blocks.len()), "{} blocks are in use", blocks.len());
 }
 
-/// Three volumes' worth of pages in use, as the last checkpoint left them.
+/// A space with `n` pages in use, as the last checkpoint left them.
 fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
     let mut space = space();
     let pages: Vec<PageAddr> =
@@ -456,7 +457,7 @@ fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
     (space, pages)
 }
 
-/// A checkpoint after that of a view.
+/// Runs a checkpoint after that of a view.
 fn checkpoint_beside_view(space: &mut Space) {
     space.freeze();
     while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
@@ -519,7 +520,7 @@ fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
     let mut space = space();
     let mut place =
         |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0), &Reservation::unchecked()).expect("space").0;
-    // None of these begins a virtual block or goes on behind another: they lie one behind the other.
+    // None of these begins a virtual block or continues another, so they are placed contiguously.
     let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
     let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
     let want = AllocRequest { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
@@ -558,7 +559,7 @@ fn bits_of_ranges() {
     }
 }
 
-/// A volume written in order, a block at a time, until it has `count` blocks or there is no space.
+/// Writes a volume in ascending order, a block at a time, until it has `count` blocks or there is no space.
 fn stream(space: &mut Space, count: u64) -> Vec<Block> {
     let block = |at: u64| {
         space.alloc_data(

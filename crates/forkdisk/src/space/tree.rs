@@ -1,4 +1,4 @@
-//! Count pages in memory: found, missed, cached.
+//! Count pages in memory: lookups, misses, cache.
 
 use crate::bits::{ALL, Bitmap, mask, pages_in};
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS};
@@ -8,8 +8,8 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 use super::{Miss, Space};
 
 impl Space {
-    /// Takes over the count page that was missed, once it is loaded and verified. A checkpoint may
-    /// have put another in its place meanwhile: then it is left alone.
+    /// Takes over a missed count page, once it is loaded and verified. If a checkpoint has replaced it
+    /// meanwhile, the newer one stays.
     pub fn loaded(&mut self, miss: Miss, mut page: CountPage) -> Result<(), String> {
         let Miss::Count { node, .. } = miss;
         if !matches!(self.page(node), Err(still) if still == miss) {
@@ -36,26 +36,26 @@ impl Space {
         self.cache.insert(node, page);
     }
 
-    /// The count page that was missed is damaged: from now on it is as if it had never been written.
+    /// Notes that a missed count page is damaged: from now on it is treated as if it had never been written.
     pub fn lose(&mut self, miss: Miss) {
         let Miss::Count { node, .. } = miss;
         self.lost.insert(node);
     }
 
-    /// Whether nothing is known of a block's counts.
+    /// Whether a block's counts are unknown.
     pub fn is_lost(&self, block: Block) -> bool {
         let above = |node: &CountNode| node.parent().map(|(parent, _)| parent);
         let mut nodes = std::iter::successors(Some(CountNode::leaf_of(block).0), above);
         !self.lost.is_empty() && nodes.any(|node| self.lost.contains(&node))
     }
 
-    /// What is known of a count page by the page above it and the log.
+    /// Returns the entry of a count page from the page above it and the log.
     pub(super) fn entry(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
         let entry = self.entry_on_device(node)?;
         Ok(self.logged.on_top_of(node, entry))
     }
 
-    /// What the page above a count page says.
+    /// Returns the entry of a count page from the page above it.
     pub(super) fn entry_on_device(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
         let Some((parent, i)) = node.parent() else {
             return Ok(self.roots[node.index as usize]);
@@ -67,7 +67,7 @@ impl Space {
         }
     }
 
-    /// A count page with what the log adds; `None`: neither was ever written.
+    /// Returns a count page with the log applied; `None`: neither was ever written.
     pub(super) fn page(&mut self, node: CountNode) -> Result<Option<&CountPage>, Miss> {
         if self.cache.contains_key(&node) {
             return Ok(self.cache.get(&node));
@@ -79,7 +79,8 @@ impl Space {
         match entry.slot {
             None if self.logged.changes(node) => {
                 let mut page = CountPage::default();
-                // Where the log asks for less than nothing, `check` finds other counts than there are references.
+                // Where the log would make a count negative, `check` finds other counts than there are
+                // references.
                 let _ = self.logged.put_into(node, &mut page);
                 self.cache_page(node, page);
                 Ok(self.cache.get(&node))
@@ -92,7 +93,7 @@ impl Space {
         }
     }
 
-    /// Which pages of a block are free by its leaf.
+    /// Returns the free pages of a block according to its leaf.
     pub(super) fn free_by_leaf(&mut self, block: Block) -> Result<Bitmap, Miss> {
         if self.layout.is_reserved(block) {
             return Ok([0; 4]);
@@ -104,7 +105,7 @@ impl Space {
         Ok(self.page(node)?.map_or(ALL, |page| free_in(page, i)))
     }
 
-    /// Searches the next leaf for free pages; false when all have been searched.
+    /// Searches the next leaf for free pages; returns false when all have been searched.
     pub(super) fn scan_leaf(&mut self) -> Result<bool, Miss> {
         if self.scan >= self.scan_end {
             return Ok(false);
@@ -120,7 +121,7 @@ impl Space {
         Ok(true)
     }
 
-    /// As [`scan_leaf`](Self::scan_leaf), from the other end, no further than to leaf `limit`.
+    /// As [`scan_leaf`](Self::scan_leaf), from the other end, down to leaf `limit`.
     pub(super) fn scan_leaf_from_the_end(&mut self, limit: u64) -> Result<bool, Miss> {
         if self.scan_end <= self.scan.max(limit) {
             return Ok(false);
@@ -144,7 +145,7 @@ impl Space {
         Ok(())
     }
 
-    /// The free pages of a block become known; those that are known stay so.
+    /// Makes the free pages of a block known; pages known already stay known.
     pub(super) fn search_block(&mut self, block: Block) -> Result<(), Miss> {
         let bits = self.free_by_leaf(block)?;
         let bits = if planted(Bug::SearchFindsTaken) { bits } else { self.untouched(block, bits) };
@@ -152,7 +153,7 @@ impl Space {
         Ok(())
     }
 
-    /// Pages of a block become known as free.
+    /// Makes pages of a block known as free.
     pub(super) fn add_free(&mut self, block: Block, bits: Bitmap) {
         if bits == [0; 4] {
             return;
@@ -167,7 +168,7 @@ impl Space {
         }
     }
 
-    /// A page may be handed out.
+    /// Makes a page available for allocation.
     pub(super) fn give_back(&mut self, page: PageAddr) {
         self.give_back_all(page.block(), mask(page.index()..page.index() + 1));
     }
@@ -186,7 +187,7 @@ impl Space {
     }
 }
 
-/// Which pages of the leaf's block number `i` are free.
+/// Returns the free pages of the leaf's block number `i`.
 pub(super) fn free_in(page: &CountPage, i: usize) -> Bitmap {
     page.block(i).free()
 }

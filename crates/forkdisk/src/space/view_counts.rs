@@ -1,13 +1,13 @@
-//! What is kept of one checkpoint for a *view*: for somebody who walks it while writers and later
-//! checkpoints go on.
+//! The counts of one checkpoint, kept for a *view*: for a task that walks it while writers and later
+//! checkpoints continue.
 //!
-//! Two things would be lost to a walk otherwise. Leaves of counts have two slots only, so the second
-//! checkpoint after it writes over them: the first one that changes a leaf leaves its old image here.
-//! And tables that later checkpoints replace would be free: what those free is *withheld*, counted
-//! as given up but handed out to nobody, until the view ends.
+//! A walk would lose two things otherwise. Leaves of counts have two slots only, so the second checkpoint
+//! after it overwrites them: the first one that changes a leaf keeps its old image here. And tables that
+//! later checkpoints replace would be free: these pages are *withheld*, that is, counted as released but not
+//! allocated until the view ends.
 //!
-//! Both are bounded. A view that keeps too many images ends by itself; one that withholds too much
-//! is ended by the pool. Whoever walks must ask after every wait whether its view is still the one.
+//! Both are bounded. A view that keeps too many images ends by itself; one that withholds too much is ended
+//! by the pool. The walking task must check after every wait whether its view is still the current one.
 
 use std::collections::BTreeMap;
 
@@ -20,30 +20,30 @@ use super::{Counts, Miss, Space};
 
 /// Most images kept: 64 MiB of them.
 const MAX_IMAGES: usize = 16_384;
-/// Most leaves for which is kept what was noted above them: 8 MiB, roughly.
+/// Most leaves whose common count is kept: 8 MiB, approximately.
 const MAX_LEAF_NOTES: usize = 16 * MAX_IMAGES;
 
 /// See the module.
 #[derive(Default)]
 pub struct ViewImages {
-    /// Views begun so far: the number of the last one.
+    /// Number of views begun so far, which is the number of the last one.
     begun: u64,
-    /// Leaves as they were when the view began, if later checkpoints changed them (`None`: never
-    /// written). Nothing at all if no view is live.
+    /// Leaves as they were when the view began, if later checkpoints changed them (`None`: never written).
+    /// Absent if no view is live.
     images: Option<BTreeMap<CountNode, Option<CountPage>>>,
-    /// What was noted above leaves then, if later checkpoints changed that or the leaf.
+    /// Common counts of leaves at that time, if later checkpoints changed them or the leaf.
     commons: BTreeMap<CountNode, u16>,
     withheld: BTreeMap<Block, Bitmap>,
     pages: u64,
 }
 
 impl ViewImages {
-    /// Pages of a block that are withheld.
+    /// Returns the withheld pages of a block.
     pub fn withheld(&self, block: Block) -> Bitmap {
         self.withheld.get(&block).copied().unwrap_or_default()
     }
 
-    /// Pages withheld.
+    /// Returns the number of withheld pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -65,8 +65,8 @@ impl ViewImages {
 }
 
 impl Space {
-    /// The counts of the checkpoint that has just finished stay to be asked for. Returns the view's
-    /// number. One at a time; never while a checkpoint makes its images.
+    /// Keeps the counts of the checkpoint that has just finished. Returns the view's number. One view at a
+    /// time; never while a checkpoint makes its images.
     pub fn begin_view(&mut self) -> u64 {
         assert!(self.kept.images.is_none() && self.work.is_none(), "one view at a time, between two checkpoints");
         self.kept.begun += 1;
@@ -75,12 +75,12 @@ impl Space {
         self.kept.begun
     }
 
-    /// The number of the view that is live.
+    /// Returns the number of the live view.
     pub fn view(&self) -> Option<u64> {
         self.kept.images.as_ref().map(|_| self.kept.begun)
     }
 
-    /// A checkpoint is about to change this leaf, which is `page` until then.
+    /// Called before a checkpoint changes this leaf, whose old contents are `page`.
     pub(super) fn keep_image(&mut self, node: CountNode, page: Option<&CountPage>) {
         let Some(images) = self.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
         images.entry(node).or_insert_with(|| page.cloned());
@@ -89,12 +89,12 @@ impl Space {
         }
     }
 
-    /// Whether something is kept of a leaf.
+    /// Whether anything is kept of a leaf.
     pub(super) fn keeps(&self, leaf: CountNode) -> bool {
         self.view().is_some() && self.kept.commons.contains_key(&leaf)
     }
 
-    /// A checkpoint is about to change this leaf or what is noted above it, which is `entry` until then.
+    /// Called before a checkpoint changes this leaf or its common count; the old entry is `entry`.
     pub(super) fn keep_common(&mut self, node: CountNode, entry: &CountEntry) {
         if self.view().is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
             return;
@@ -105,7 +105,7 @@ impl Space {
         }
     }
 
-    /// All counts of a block as the view's checkpoint had them. A view must be live.
+    /// Returns all counts of a block as of the view's checkpoint. A view must be live.
     pub fn view_counts(&mut self, block: Block) -> Result<Counts, Miss> {
         let (node, i) = CountNode::leaf_of(block);
         let common = match self.kept.commons.get(&node) {
@@ -122,8 +122,8 @@ impl Space {
         Ok(counts)
     }
 
-    /// Keeps from being handed out what a checkpoint after the view's made free, if the view is
-    /// still live; otherwise returns it.
+    /// Withholds pages that a checkpoint after the view's freed, if the view is still live; otherwise returns
+    /// them.
     pub fn withhold(&mut self, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
         if self.view().is_none() || planted(Bug::ViewHoldsNothing) {
             return freed;
@@ -135,7 +135,7 @@ impl Space {
         Vec::new()
     }
 
-    /// The view ends, if one is live. Returns what was withheld for it, as runs; it stays so until
+    /// Ends the view, if one is live. Returns the pages withheld for it, as runs; they stay withheld until
     /// [`release_withheld`](Self::release_withheld).
     pub fn end_view(&mut self) -> Vec<(PageAddr, u64)> {
         self.kept.images = None;
@@ -151,7 +151,7 @@ impl Space {
         runs
     }
 
-    /// What was withheld may be handed out.
+    /// Makes withheld pages available for allocation.
     pub fn release_withheld(&mut self, runs: Vec<(PageAddr, u64)>) {
         for page in runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
             self.kept.set(page, false);

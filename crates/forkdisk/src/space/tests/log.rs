@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A space that keeps a log, and what a device would have of it.
+/// A space that keeps a log, and the state of its device.
 struct Logging {
     space: Space,
     pages: BTreeMap<u64, Vec<u8>>,
@@ -18,7 +18,7 @@ impl Logging {
         Logging { space, pages: BTreeMap::new(), counted }
     }
 
-    /// Calls until nothing is missing.
+    /// Repeats the call until nothing is missing.
     fn ask<T>(&mut self, call: impl Fn(&mut Space) -> Result<T, Miss>) -> T {
         loop {
             match call(&mut self.space) {
@@ -34,7 +34,7 @@ impl Logging {
         }
     }
 
-    /// How many pages it wrote.
+    /// Writes a checkpoint; returns the number of pages it wrote.
     fn checkpoint(&mut self) -> usize {
         self.space.freeze();
         self.write()
@@ -67,7 +67,7 @@ impl Logging {
 
     fn reopen(&mut self) {
         let layout = self.space.layout();
-        // With as little memory as there can be.
+        // With the smallest possible memory.
         self.space = Space::with_cache(layout, [1; 16], self.counted.roots.clone(), 0);
         self.space.set_large_counts(self.counted.large);
         let log = (0..self.counted.log.pages).flat_map(|i| self.pages[&count_log_page(i).0].clone());
@@ -79,7 +79,7 @@ impl Logging {
     }
 }
 
-/// More references than 16 bits count, or all but one given up, of some pages of a block.
+/// Adds more references than 16 bits count to some pages of a block, or removes all but one.
 fn flood(space: &mut Space, model: &mut BTreeMap<u64, u32>, block: Block, draw: &mut impl FnMut(u64) -> u64) {
     let (first, n) = (draw(200) as usize, 1 + draw(50) as usize);
     for index in first..first + n {
@@ -90,7 +90,7 @@ fn flood(space: &mut Space, model: &mut BTreeMap<u64, u32>, block: Block, draw: 
     }
 }
 
-/// Changes here and there, some of whole blocks and of whole leaves.
+/// Makes scattered changes, some of whole blocks and of whole leaves.
 fn stir(space: &mut Space, model: &mut BTreeMap<u64, u32>, blocks: u64, draw: &mut impl FnMut(u64) -> u64) {
     for _ in 0..1 + draw(12) {
         let block = Block(2 + draw(blocks - 2));
@@ -127,7 +127,7 @@ fn with_a_log_counts_are_what_they_are_without() {
                 flood(&mut lab.space, &mut model, block, &mut draw);
             }
             if draw(4) == 0 {
-                // All blocks of a leaf alike: that is noted above it.
+                // All blocks of a leaf alike: that is noted as a common count above it.
                 let leaf = CountNode { level: 0, index: 1 + draw(7) };
                 let first = leaf.first_block().0;
                 (first..first + 7).for_each(|block| lab.space.incr_block(Block(block)));
@@ -211,7 +211,7 @@ fn a_log_that_is_to_end_is_in_its_pages_with_the_next_checkpoint() {
 #[test]
 fn a_log_that_would_be_longer_than_the_pages_is_not_written() {
     let mut lab = Logging::new(100);
-    // Every page of two leaves has a count of its own, and none a small one.
+    // Every page of two leaves has a separate count, none of them small.
     for (block, page) in (8..22).flat_map(|block| (0..256).map(move |page| (Block(block), page))) {
         (0..1 + page * 7 % 256).for_each(|_| lab.space.incr_page(block.page(page)));
     }
@@ -223,7 +223,7 @@ fn a_log_that_would_be_longer_than_the_pages_is_not_written() {
 
 #[test]
 fn a_pool_may_grow_by_a_root_while_a_checkpoint_turns_from_the_log_to_pages() {
-    // As large as one uppermost page allows.
+    // As large as one page of the top level allows.
     let mut lab = Logging::new(65_536 * 868);
     let before = lab.space.layout();
     lab.space.incr_page(Block(9).page(1));
@@ -255,7 +255,7 @@ fn a_view_shows_what_was_counted_when_it_began_though_the_log_is_emptied() {
     blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
     lab.checkpoint();
     lab.space.begin_view();
-    // What is noted above the one changes; the other is only brought from the log to its page.
+    // The common count above one leaf changes; the other leaf is only moved from the log to its page.
     blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
     lab.checkpoint();
     let mut n = 0;
@@ -291,7 +291,7 @@ fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     assert!(pages > 1 && lab.counted.log.pages > 0);
     lab.space.incr_page(Block(9).page(3));
     lab.space.decr_page(Block(10).page(3), 0);
-    // Once in vain, as on a host that is full.
+    // The first attempt is aborted, as on a host that is full.
     lab.space.begin_log_flush();
     assert!(matches!(lab.ask(|space| space.checkpoint_step(2)), Step::Write(pages) if pages.len() == 2));
     lab.space.abort_log_flush();
@@ -302,7 +302,7 @@ fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     assert_eq!((written, lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
     assert_eq!(lab.space.available(), free);
     assert_eq!((lab.counts(Block(9)).pages[3], lab.counts(Block(9)).pages[4]), (pages + 1, 1));
-    // A crash now has only what was in the log.
+    // After a crash now there is only what was in the log.
     let mut crashed = Logging { space: Space::new(lab.space.layout(), [1; 16], vec![]), ..lab };
     crashed.reopen();
     assert_eq!((crashed.counts(Block(9)).pages[3], crashed.counts(Block(9)).pages[4]), (pages, 0));
@@ -315,7 +315,7 @@ fn emptying_the_log_leaves_in_use_what_came_into_use_behind_the_last_freeze() {
     (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
     lab.checkpoint();
     assert!(lab.counted.log.pages > 0);
-    // Handed out, and mapped only when the checkpoint has found that nothing refers to it.
+    // Allocated, and mapped only when the checkpoint has found that nothing refers to it.
     lab.ask(|space| space.learn_free(Block(50)));
     assert!(lab.space.take_all([Block(50).page(0)].into_iter(), &Reservation::unchecked()));
     lab.space.freeze();
