@@ -12,7 +12,7 @@ use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, tab
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
 
-/// Why a change of metadata could not go on at once.
+/// Why a change of metadata has to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// A table must be loaded first.
@@ -44,7 +44,7 @@ impl From<space::Refusal> for Stop {
     }
 }
 
-/// As [`Entries::as_block`], but only the first and the last entry are looked at.
+/// As [`Entries::as_block`], but examines only the first and the last entry.
 fn ends_of_block(entries: &Entries) -> Option<(Block, Epoch, Epoch)> {
     let (first, last) = (entries.get(0), entries.get(FANOUT - 1));
     let fits = !first.is_absent() && first.addr().index() == 0 && !last.is_absent();
@@ -52,7 +52,7 @@ fn ends_of_block(entries: &Entries) -> Option<(Block, Epoch, Epoch)> {
     (fits && last.addr().0 == first.addr().0 + 255).then(|| (first.addr().block(), birth, birth))
 }
 
-/// Tables from the root down to the one asked for, with the slot taken in each.
+/// Tables from the root down to the target, with the slot taken in each.
 pub type Path = SmallVec<[(NodeId, usize); 6]>;
 
 /// What a change of a map works on: tables, counts and the epoch in which it happens.
@@ -60,14 +60,14 @@ pub struct Editor<'a> {
     pub tables: &'a mut Tables,
     pub space: &'a mut Space,
     pub epoch: Epoch,
-    /// What is done here is durable once the journal is up to this sequence number.
+    /// The change is durable once the journal is up to this sequence number.
     pub until: u64,
     /// Up to where the journal is durable.
     pub confirmed: u64,
 }
 
 impl Editor<'_> {
-    /// References to a table.
+    /// Returns the references to a table.
     pub fn table_count(&mut self, at: TableRef) -> Result<u32, Stop> {
         match self.tables.refs(at) {
             Some(refs) => Ok(refs),
@@ -86,7 +86,7 @@ impl Editor<'_> {
         self.table_count(at).unwrap_or_else(|stop| panic!("a change of maps that has begun misses a count: {stop:?}"))
     }
 
-    /// One more reference to whatever `entry` stands for.
+    /// Adds one reference to the target of `entry`.
     pub fn share(&mut self, entry: MapEntry) {
         match entry.kind() {
             Kind::Absent => {}
@@ -102,7 +102,7 @@ impl Editor<'_> {
         }
     }
 
-    /// One reference less to a table that has more than one.
+    /// Removes one reference from a table that has more than one.
     pub(super) fn unshare_table(&mut self, at: TableRef) {
         if !self.tables.drop_ref(at, self.until) {
             let page = self.tables.resolve(at).page().expect("placed");
@@ -110,7 +110,7 @@ impl Editor<'_> {
         }
     }
 
-    /// Gives up a table that nothing points to any more; what its entries pointed to is the caller's.
+    /// Releases a table that nothing points to any more; the caller handles the targets of its entries.
     pub(crate) fn free_table(&mut self, id: NodeId, at: TableRef) {
         if self.tables.is_dirty(id) {
             self.tables.remove(id);
@@ -121,7 +121,7 @@ impl Editor<'_> {
         }
     }
 
-    /// A table that may be changed in place of the one `entry` points to.
+    /// Returns a table that may be changed, to replace the one that `entry` points to.
     fn own(&mut self, entry: MapEntry, level: u8, exclusive: bool) -> Result<(NodeId, MapEntry), Stop> {
         let id = self.tables.get(entry, level)?;
         if exclusive && self.tables.is_dirty(id) {
@@ -132,7 +132,7 @@ impl Editor<'_> {
         if level > 0 {
             entries.change_tables(|e| self.tables.resolve_finished_addr(e));
         }
-        // Alone, but not for good: the copy is not, either.
+        // Exclusive now, but a crash may undo that: the same holds for the copy.
         let until = if exclusive { self.table_lost_until(entry.table_ref()) } else { 0 };
         if exclusive {
             self.free_table(id, entry.table_ref());
@@ -148,7 +148,7 @@ impl Editor<'_> {
         Ok((id, entry))
     }
 
-    /// Up to where the journal must be durable for a table's lost references to stay lost.
+    /// Returns up to where the journal must be durable for a table's lost references to stay lost.
     fn table_lost_until(&self, at: TableRef) -> u64 {
         let place = self.tables.resolve(at).page();
         place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at))
@@ -158,8 +158,7 @@ impl Editor<'_> {
         Ok(entry.birth() > volume.shared_at || self.table_count(entry.table_ref())? == 1)
     }
 
-    /// Tables down to `level` over `at`, all of which may be changed. Tables that do not exist yet
-    /// are made.
+    /// Returns the tables down to `level` over `at`, all of which may be changed. Creates missing tables.
     pub fn writable(&mut self, volume: &mut VolumeRecord, at: VirtualPage, level: u8) -> Result<Path, Stop> {
         debug_assert!(at.0 < table_span(volume.level) && level <= volume.level);
         let mut path = Path::new();
@@ -191,7 +190,7 @@ impl Editor<'_> {
         }
     }
 
-    /// Changed tables on the way down to `at`.
+    /// Returns the changed tables on the path to `at`.
     pub fn changed_on_path(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<Vec<NodeId>, Stop> {
         let (mut entry, mut level, mut out) = (volume.root, volume.level, Vec::new());
         while entry.kind() == Kind::Table {
@@ -208,7 +207,7 @@ impl Editor<'_> {
         Ok(out)
     }
 
-    /// A leaf that says what a block entry said; its reference moves from the block to its pages.
+    /// Creates a leaf with the mapping of a block entry; the reference moves from the block to its pages.
     fn demote(&mut self, entry: MapEntry) -> (NodeId, MapEntry) {
         let block = entry.addr().block();
         if planted(Bug::DemotionKeepsPageCounts) {
@@ -247,8 +246,8 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// One reference less to what the `slots` of a leaf refer to, which are about to be set; returns how many
-    /// pages that is.
+    /// Removes one reference from the targets of the `slots` of a leaf, which are about to be set; returns
+    /// how many pages that is.
     pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>) -> u64 {
         let entries = self.tables.node(leaf).entries();
         let mut gone = 0;
@@ -259,13 +258,13 @@ impl Editor<'_> {
         gone
     }
 
-    /// Seams on both sides of `slots`, which lie in one piece.
+    /// Returns the seams at both ends of `slots`, which are contiguous.
     pub(super) fn seams_around(&self, leaf: NodeId, slots: Range<usize>) -> u64 {
         self.tables.node(leaf).entries().seams_beside(slots)
     }
 
-    /// Turns a leaf whose pages lie in one block, in place, and belong to this volume alone into
-    /// a block entry.
+    /// Turns a leaf whose pages lie in one block, in place, and are exclusive to this volume into a block
+    /// entry.
     fn promote(&mut self, volume: &VolumeRecord, path: &Path) {
         let &(leaf, _) = path.last().expect("a path has a table");
         let entries = self.tables.node(leaf).entries();
@@ -280,21 +279,21 @@ impl Editor<'_> {
         self.tables.set(parent, slot, MapEntry::block(block, birth));
     }
 
-    /// Whether the data at `at` belongs to this volume alone, by the counts (the slow way).
+    /// Whether the data at `at` is exclusive to this volume, by the counts (slow).
     pub fn is_alone(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
         Ok(self.alone_after(volume, at)?.is_some())
     }
 
-    /// As [`is_alone`](Self::is_alone), and no crash can give it back to another: what made it so
-    /// is durable. Until then the data must not be written in place.
+    /// As [`is_alone`](Self::is_alone), and what made it exclusive is durable, so that no crash can make
+    /// another volume refer to it again. Until then the data must not be written in place.
     pub fn is_alone_for_good(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
         Ok(self
             .alone_after(volume, at)?
             .is_some_and(|until| until <= self.confirmed || planted(Bug::WritesInPlaceTooEarly)))
     }
 
-    /// If the data at `at` belongs to this volume alone: up to where the journal must be durable
-    /// for that to last.
+    /// If the data at `at` is exclusive to this volume: returns up to where the journal must be durable for
+    /// that to last.
     fn alone_after(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<Option<u64>, Stop> {
         let (mut entry, mut level, mut until) = (volume.root, volume.level, 0);
         loop {
@@ -320,7 +319,7 @@ impl Editor<'_> {
         }
     }
 
-    /// Makes the map high enough for a volume of `pages` pages.
+    /// Raises the map to the height that a volume of `pages` pages needs.
     pub fn raise(&mut self, volume: &mut VolumeRecord, pages: u64) {
         while table_span(volume.level) < pages {
             volume.level += 1;

@@ -1,8 +1,8 @@
-//! The 256 entries of a table in memory, in as little of it as they need.
+//! The 256 entries of a table in memory, in as little memory as they need.
 //!
-//! Most tables say the same everywhere (nothing, or the pages of one block) but for some runs of entries, each of
-//! which says pages one behind the other: those are kept beside what the rest says. Where they are many the table is
-//! an array. What it is on the device does not depend on it.
+//! Most tables are uniform (nothing, or the pages of one block) except for some runs of entries, each of
+//! which maps contiguous pages: those runs are stored beside the uniform base. If there are many runs, the
+//! table is an array. The form on the device does not depend on this.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ use crate::format::{Kind, MapEntry};
 use crate::replace::replace;
 use crate::types::{Block, Epoch, FANOUT, PageAddr};
 
-/// Most runs: half of what an array takes.
+/// Most runs: half of the memory of an array.
 const MAX_OWN_ENTRIES: usize = 113;
-/// Most that an array has for it to be given up.
+/// Most entries that differ from the base for an array to be replaced by runs.
 const MAX_SPARSE_ENTRIES: usize = 64;
-/// Where an array is looked at to find out which block most of it follows from.
+/// Slots that are sampled to find out which block most of an array follows from.
 const PROBES: [usize; 5] = [0, 63, 126, 189, 252];
 
-/// Whether both are mapped, and the second not behind the first.
+/// Whether both are mapped, and the second is not contiguous with the first.
 fn is_seam(before: MapEntry, entry: MapEntry) -> bool {
     !before.is_absent() && !entry.is_absent() && entry.addr().0 != before.addr().0 + 1
 }
@@ -38,16 +38,16 @@ enum Shape {
 struct Sparse {
     /// What every other entry follows from: absent, or a block whose pages they are.
     base: MapEntry,
-    /// The others, in rising order; none touches another that it could be one with.
+    /// The other entries, in ascending order; no two of them could be merged.
     own: Vec<Run>,
 }
 
-/// Entries each of which goes on where the one before it ends.
+/// Entries each of which is contiguous with the one before.
 #[derive(Clone, Copy)]
 struct Run {
     first: u8,
     last: u8,
-    /// The first of them, as bytes: an `Entry` would be aligned to more than it needs.
+    /// The first entry, as bytes: an `Entry` would need a larger alignment.
     entry: [u8; 16],
 }
 
@@ -69,7 +69,7 @@ impl Run {
         MapEntry::from_bytes(self.entry).behind(slot - self.start())
     }
 
-    /// Whether the two are one.
+    /// Whether `next` continues this run.
     fn goes_on_with(&self, next: &Run) -> bool {
         let entry = MapEntry::from_bytes(self.entry);
         self.end() == next.start() && entry.can_go_on() && self.get(self.end()) == MapEntry::from_bytes(next.entry)
@@ -77,12 +77,12 @@ impl Run {
 }
 
 impl Entries {
-    /// All absent.
+    /// Creates a table of absent entries.
     pub fn absent() -> Entries {
         Entries::alike(MapEntry::ABSENT)
     }
 
-    /// The pages of a block, each with the block's birth.
+    /// Creates the entries of a block's pages, each with the block's birth.
     pub fn of_block(block: MapEntry) -> Entries {
         debug_assert_eq!(block.kind(), Kind::Block);
         Entries::alike(block)
@@ -92,12 +92,12 @@ impl Entries {
         Entries(Shape::Sparse(Box::new(Sparse { base, own: Vec::new() })))
     }
 
-    /// As an array for good: slots of an ordered map, which follow from nothing.
+    /// Creates a permanent array: slots of an ordered map, which follow from nothing.
     pub fn whole(entries: Box<[MapEntry; FANOUT]>) -> Entries {
         Entries(Shape::Array(entries))
     }
 
-    /// The array that [`whole`](Self::whole) was given.
+    /// Returns the array that was passed to [`whole`](Self::whole).
     pub fn array(&self) -> &[MapEntry; FANOUT] {
         match &self.0 {
             Shape::Array(entries) => entries,
@@ -105,7 +105,7 @@ impl Entries {
         }
     }
 
-    /// As [`array`](Self::array), to be changed.
+    /// As [`array`](Self::array), mutable.
     pub fn array_mut(&mut self) -> &mut [MapEntry; FANOUT] {
         match &mut self.0 {
             Shape::Array(entries) => entries,
@@ -113,7 +113,7 @@ impl Entries {
         }
     }
 
-    /// One of them.
+    /// Returns one entry.
     pub fn get(&self, slot: usize) -> MapEntry {
         match &self.0 {
             Shape::Array(entries) => entries[slot],
@@ -121,14 +121,14 @@ impl Entries {
         }
     }
 
-    /// Sets one of them; returns what it was.
+    /// Sets one entry; returns the old one.
     pub fn set(&mut self, slot: usize, entry: MapEntry) -> MapEntry {
         let old = self.get(slot);
         self.set_run(slot..slot + 1, entry);
         old
     }
 
-    /// Sets those in `slots` to `first` and what goes on behind it.
+    /// Sets the entries in `slots` to `first` and its successors.
     pub fn set_run(&mut self, slots: Range<usize>, first: MapEntry) {
         debug_assert!(!slots.is_empty());
         match &mut self.0 {
@@ -144,7 +144,8 @@ impl Entries {
         }
     }
 
-    /// Those in `slots`, as runs: where each lies, and the first entry, behind which the others go on.
+    /// Returns the entries in `slots` as runs: the slots of each, and its first entry, which the others
+    /// succeed.
     pub fn runs(&self, slots: Range<usize>) -> impl Iterator<Item = (Range<usize>, MapEntry)> + '_ {
         let mut own = match &self.0 {
             Shape::Array(_) => [].iter(),
@@ -169,12 +170,12 @@ impl Entries {
         })
     }
 
-    /// All of them in order.
+    /// Iterates over all entries in order.
     pub fn iter(&self) -> impl Iterator<Item = MapEntry> + '_ {
         self.runs(0..FANOUT).flat_map(|(slots, entry)| (0..slots.len()).map(move |n| entry.behind(n)))
     }
 
-    /// The pages that those in `slots` refer to, together those that lie one behind the other, and how many.
+    /// Returns the pages that the entries in `slots` refer to, contiguous ones as one run with its length.
     pub fn page_runs(&self, slots: Range<usize>) -> impl Iterator<Item = (PageAddr, u64)> + '_ {
         let pages = self.runs(slots).filter(|(_, e)| !e.is_absent()).map(|(slots, e)| (e.addr(), slots.len() as u64));
         let mut pages = pages.peekable();
@@ -187,13 +188,13 @@ impl Entries {
         })
     }
 
-    /// How many map pages that do not lie behind the page before them.
+    /// Returns the number of entries that map pages not contiguous with the page before them.
     pub fn seams(&self) -> u64 {
         self.seams_in(0..FANOUT)
     }
 
-    /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
-    /// before them.
+    /// Of the entries in `slots` and the one behind them, returns how many map pages that are not contiguous
+    /// with the page before them.
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
         if slots.len() == 1 {
             return self.seams_beside(slots);
@@ -207,19 +208,19 @@ impl Entries {
         seams
     }
 
-    /// The same of two: the first of `slots` and the entry behind them.
+    /// The same for two entries: the first of `slots` and the one behind them.
     pub fn seams_beside(&self, slots: Range<usize>) -> u64 {
         let seam = |slot: usize| slot > 0 && slot < FANOUT && is_seam(self.get(slot - 1), self.get(slot));
         u64::from(seam(slots.start)) + u64::from(seam(slots.end))
     }
 
-    /// How many are not absent.
+    /// Returns the number of entries that are not absent.
     pub fn mapped(&self) -> u64 {
         self.runs(0..FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
     }
 
-    /// If they are all pages of one block, each where the block has it: the block, and their oldest and their youngest
-    /// birth.
+    /// If all are pages of one block, each at its place in the block: returns the block, and their oldest and
+    /// youngest birth.
     pub fn as_block(&self) -> Option<(Block, Epoch, Epoch)> {
         let first = self.get(0);
         if first.is_absent() || first.addr().index() != 0 {
@@ -235,7 +236,7 @@ impl Entries {
         Some((first.addr().block(), oldest, youngest))
     }
 
-    /// As an array.
+    /// Returns the entries as an array.
     pub fn to_array(&self) -> Box<[MapEntry; FANOUT]> {
         match &self.0 {
             Shape::Array(entries) => entries.clone(),
@@ -246,7 +247,7 @@ impl Entries {
         }
     }
 
-    /// Replaces each entry that points to a table by what `change` makes of it.
+    /// Replaces each entry that points to a table by the result of `change`.
     pub fn change_tables(&mut self, change: impl Fn(MapEntry) -> MapEntry) {
         let is_table = |e: MapEntry| e.kind() == Kind::Table;
         match &mut self.0 {
@@ -262,7 +263,7 @@ impl Entries {
         }
     }
 
-    /// Memory they take beside `self`, in bytes.
+    /// Returns the memory they take beside `self`, in bytes.
     pub fn bytes(&self) -> usize {
         match &self.0 {
             Shape::Array(_) => size_of::<[MapEntry; FANOUT]>(),
@@ -280,14 +281,14 @@ impl From<Box<[MapEntry; FANOUT]>> for Entries {
     }
 }
 
-/// How many of the entries, at least one, go on behind the first.
+/// Returns how many of the entries, at least one, are contiguous from the first on.
 fn length(entries: &[MapEntry]) -> usize {
     let first = entries[0];
     let goes_on = |&(n, entry): &(usize, &MapEntry)| n == 0 || first.can_go_on() && *entry == first.behind(n);
     entries.iter().enumerate().take_while(goes_on).count()
 }
 
-/// What an entry is that follows from what the others are.
+/// Returns the entry of a slot that follows from the base.
 fn follows(base: MapEntry, slot: usize) -> MapEntry {
     match base.is_absent() {
         true => MapEntry::ABSENT,
@@ -295,14 +296,14 @@ fn follows(base: MapEntry, slot: usize) -> MapEntry {
     }
 }
 
-/// The block that an entry is a page of, if it lies where that has it.
+/// Returns the block that an entry is a page of, if the page lies at its place in it.
 fn block_behind(entry: MapEntry, slot: usize) -> Option<MapEntry> {
     (entry.kind() == Kind::Page && entry.addr().index() == slot)
         .then(|| MapEntry::block(entry.addr().block(), entry.birth()))
 }
 
 impl Sparse {
-    /// The same as an array, if it is an array that says mostly the same.
+    /// Returns the sparse form of an array, if the array is mostly uniform.
     fn of(entries: &[MapEntry; FANOUT]) -> Option<Sparse> {
         let mut bases: SmallVec<[MapEntry; 6]> = SmallVec::from_slice(&[MapEntry::ABSENT]);
         let probed = PROBES.into_iter().filter_map(|slot| block_behind(entries[slot], slot));
@@ -322,7 +323,7 @@ impl Sparse {
         }
     }
 
-    /// The first run that does not end before `slot`.
+    /// Returns the first run that does not end before `slot`.
     fn first_from(&self, slot: usize) -> usize {
         self.own.partition_point(|run| run.end() <= slot)
     }
@@ -330,7 +331,7 @@ impl Sparse {
     fn set_run(&mut self, slots: Range<usize>, first: MapEntry) {
         let from = self.first_from(slots.start);
         let to = from + self.own[from..].iter().take_while(|run| run.start() < slots.end).count();
-        // With those beside them, which may become one with what is set.
+        // Includes the adjacent runs, which may merge with what is set.
         let (left, right) = (from.saturating_sub(1), (to + 1).min(self.own.len()));
         let mut now: SmallVec<[Run; 5]> = SmallVec::new();
         now.extend_from_slice(&self.own[left..from]);
@@ -348,7 +349,7 @@ impl Sparse {
     }
 }
 
-/// Adds a run, to the last one if the two are one.
+/// Adds a run; extends the last one if the two are contiguous.
 fn push(runs: &mut SmallVec<impl Array<Item = Run>>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.goes_on_with(&run) => last.last = run.last,
@@ -356,7 +357,7 @@ fn push(runs: &mut SmallVec<impl Array<Item = Run>>, run: Run) {
     }
 }
 
-/// The runs of entries that do not follow from `base`, unless they are many.
+/// Returns the runs of entries that do not follow from `base`, unless there are too many.
 fn own_of(entries: &[MapEntry; FANOUT], base: MapEntry) -> Option<Vec<Run>> {
     let mut own: SmallVec<[Run; MAX_SPARSE_ENTRIES]> = SmallVec::new();
     for (slot, &entry) in entries.iter().enumerate() {
@@ -381,7 +382,7 @@ mod tests {
         MapEntry::page(PageAddr(at), Epoch(9))
     }
 
-    /// Sets entries in an order that looks random and compares with an array after each.
+    /// Sets entries in a pseudo-random order and compares with an array after each.
     fn compare(mut entries: Entries) {
         let mut array = entries.to_array();
         for i in 0..600_u64 {
@@ -443,7 +444,7 @@ mod tests {
         assert_eq!(entries.bytes(), 4096);
     }
 
-    /// Sets the slots one by one, in an order that looks random, to pages one behind the other.
+    /// Sets the slots one by one, in a pseudo-random order, to contiguous pages.
     fn filled(base: MapEntry) -> Entries {
         let mut entries = if base.is_absent() { Entries::absent() } else { Entries::of_block(base) };
         (0..FANOUT).map(|i| i * 89 % FANOUT).for_each(|slot| _ = entries.set(slot, page(512 + slot as u64)));

@@ -1,8 +1,8 @@
-//! All who refer to what one virtual block shows: the tables on the way down from several volumes to it,
-//! each once however many share it, and what refers to each.
+//! Everything that refers to one virtual block: the tables on the paths from several volumes to it, each once
+//! however many volumes share it, and what refers to each.
 //!
-//! A family is a look at the maps of one moment. Whether it is everybody is told by the counts: a table or a
-//! page that is referred to more often than the family knows is used elsewhere, too.
+//! A family is a snapshot of the maps at one moment. The counts tell whether it is complete: a table or a
+//! page with more references than the family knows is used elsewhere, too.
 
 use rustc_hash::FxHashMap;
 
@@ -13,23 +13,23 @@ use super::edit::{Editor, Stop};
 use super::entries::Entries;
 use super::store::NodeId;
 
-/// A volume, or what is left of one.
+/// A volume, or the rest of a deleted one.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     pub id: VolumeId,
     pub root: MapEntry,
     pub level: u8,
     pub shared_at: Epoch,
-    /// How much it matters how it lies.
+    /// How much the layout of its pages matters.
     pub weight: u64,
 }
 
 /// What refers to a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Referrer {
-    /// A member, by its place among them.
+    /// A member, by its index.
     Root(usize),
-    /// The table of a part, by its place.
+    /// The table of a part, by its index.
     Table(usize),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct SubMap {
     /// `None`: a block entry, found in tables of level 1.
     pub node: Option<NodeId>,
     pub by: Vec<Referrer>,
-    /// Of a leaf or block: the members that reach it.
+    /// For a leaf or block: the members that reach it.
     pub members: Vec<usize>,
 }
 
@@ -53,23 +53,23 @@ pub struct Family {
 }
 
 impl Family {
-    /// The leaves and blocks.
+    /// Iterates over the leaves and blocks.
     pub(super) fn leaves(&self) -> impl Iterator<Item = (usize, &SubMap)> {
         self.parts.iter().enumerate().filter(|(_, part)| part.level == 0)
     }
 
-    /// The leaf or block that a member reaches.
+    /// Returns the leaf or block that a member reaches.
     pub(super) fn leaf_of(&self, id: VolumeId) -> Option<usize> {
         let member = self.members.iter().position(|m| m.id == id)?;
         self.leaves().find(|(_, part)| part.members.contains(&member)).map(|(i, _)| i)
     }
 
-    /// How much it matters how a leaf or block lies.
+    /// Returns how much the layout of a leaf or block matters.
     pub(super) fn weight(&self, part: &SubMap) -> u64 {
         part.members.iter().map(|&m| self.members[m].weight).max().unwrap_or(0)
     }
 
-    /// The members whose leaf or block refers to pages in `moved`.
+    /// Returns the members whose leaf or block refers to pages in `moved`.
     pub fn affected(&self, leaves: &[usize]) -> Vec<VolumeId> {
         let all = leaves.iter().flat_map(|&i| &self.parts[i].members);
         let mut ids: Vec<VolumeId> = all.map(|&m| self.members[m].id).collect();
@@ -79,7 +79,7 @@ impl Family {
 }
 
 impl Editor<'_> {
-    /// The family of `members` in the virtual block that begins at `at`.
+    /// Returns the family of `members` in the virtual block that begins at `at`.
     pub fn family(&mut self, members: Vec<Member>, at: VirtualPage) -> Result<Family, Stop> {
         let mut family = Family { members, at, parts: Vec::new() };
         let (mut tables, mut blocks) = (FxHashMap::default(), FxHashMap::default());
@@ -95,7 +95,7 @@ impl Editor<'_> {
                         let node = self.tables.get(entry, level)?;
                         (tables.entry(node).or_insert(usize::MAX), Some(node))
                     }
-                    // What shares a block entry has it as it is.
+                    // What shares a block entry has the same entry.
                     _ => (blocks.entry((entry.addr(), entry.birth().0)).or_insert(usize::MAX), None),
                 };
                 let is_new = *key == usize::MAX;
@@ -104,7 +104,7 @@ impl Editor<'_> {
                     family.parts.push(SubMap { entry, level, node, by: Vec::new(), members: Vec::new() });
                 }
                 let part = *key;
-                // Another way into a table that was seen leads on to what was seen.
+                // Another path into a table that was visited leads to parts that were visited.
                 if !family.parts[part].by.contains(&by) {
                     family.parts[part].by.push(by);
                 }
@@ -120,7 +120,7 @@ impl Editor<'_> {
         Ok(family)
     }
 
-    /// What a leaf or block says of its pages.
+    /// Returns the mapping of the pages of a leaf or block.
     pub(super) fn said(&self, part: &SubMap) -> Entries {
         match part.node {
             Some(node) => self.tables.node(node).entries().clone(),
@@ -128,7 +128,8 @@ impl Editor<'_> {
         }
     }
 
-    /// For each part, whether the family knows all who refer to the tables on the way to it, itself included.
+    /// Returns for each part whether the family knows all references to the tables on the path to it, itself
+    /// included.
     pub(super) fn known_wholly(&mut self, family: &Family) -> Result<Vec<bool>, Stop> {
         let mut known = vec![false; family.parts.len()];
         for i in family.downwards() {
@@ -149,7 +150,7 @@ impl Editor<'_> {
 }
 
 impl Family {
-    /// The parts, those of higher levels first.
+    /// Returns the parts, those of higher levels first.
     pub(super) fn downwards(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.parts.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(self.parts[i].level));

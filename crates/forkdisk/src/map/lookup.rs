@@ -9,21 +9,21 @@ use super::edit::Editor;
 use super::entries::Entries;
 use super::store::{TableMiss, Tables};
 
-/// Pages of a volume that are alike: all holes, or contiguous in the pool and born in one epoch.
+/// A run of pages of a volume: all holes, or contiguous in the pool and born in one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Where the first page lies and the oldest birth among the run's entries; `None`: a hole.
     pub data: Option<(PageAddr, Epoch)>,
-    /// How many pages.
+    /// Number of pages.
     pub len: u64,
 }
 
-/// Where a virtual block lies.
+/// Home of a virtual block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
-    /// Most of it in this block, each page as in the volume.
+    /// Most of it lies in this block, each page as in the volume.
     Block(Block),
-    /// Here and there.
+    /// No block has more than half of it.
     None,
 }
 
@@ -34,7 +34,7 @@ impl Home {
     }
 }
 
-/// The run that starts at `at`, at most `max` pages (`max` > 0).
+/// Returns the run that starts at `at`, at most `max` pages (`max` > 0).
 pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: u64) -> Result<Run, TableMiss> {
     let hole = |len: u64| Ok(Run { data: None, len: len.min(max) });
     let mut entry = volume.root;
@@ -66,7 +66,7 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
     }
 }
 
-/// Same birth side of `shared_at` matters to the caller, so a run ends where the birth changes.
+/// The caller compares the birth with `shared_at`, so a run ends where the birth changes.
 fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
     let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
     let first = entries.get(from);
@@ -78,7 +78,7 @@ fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
     Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len: len as u64 }
 }
 
-/// The entry of level 1 that covers `at`: absent, a block, or a leaf.
+/// Returns the entry of level 1 that covers `at`: absent, a block, or a leaf.
 pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -> Result<MapEntry, TableMiss> {
     let (mut entry, mut level) = (volume.root, volume.level);
     while !entry.is_absent() && level >= 1 {
@@ -90,8 +90,8 @@ pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -
 }
 
 impl Editor<'_> {
-    /// The first virtual block from `at` on, among the next `looks`, whose pages do not lie in one piece (true),
-    /// else where to go on (past the end of the map when there is nothing more).
+    /// Returns the first virtual block from `at` on, among the next `looks`, whose pages are not contiguous
+    /// (true), else where to continue (past the end of the map when there is nothing more).
     pub fn next_scattered(
         &mut self,
         volume: &VolumeRecord,
@@ -117,8 +117,8 @@ impl Editor<'_> {
         Ok((at, false))
     }
 
-    /// Where the virtual block that begins at `at` lies, if more than half of it is mapped, and where to go on: at the
-    /// next one, or behind a hole.
+    /// Returns the home of the virtual block that begins at `at`, if more than half of it is mapped, and
+    /// where to continue: at the next one, or behind a hole.
     pub fn home_of(
         &mut self,
         volume: &VolumeRecord,

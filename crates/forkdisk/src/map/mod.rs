@@ -1,8 +1,8 @@
 //! The map of a volume: a radix tree of tables, shared between volumes until one of them writes.
 //!
-//! Everything here is synchronous and works on tables in memory. What is not there is answered by
-//! [`Stop`]; the caller loads it and asks again. Every function may be repeated after a `Stop`: it
-//! either changed nothing or only copied tables without changing what they say.
+//! Everything here is synchronous and works on tables in memory. If one is missing, a function returns
+//! [`Stop`]; the caller loads the table and calls again. Every function may be repeated after a `Stop`: it
+//! either changed nothing or only copied tables without changing their contents.
 
 mod edit;
 mod entries;

@@ -1,9 +1,9 @@
-//! Moving pages for all who refer to them: what is shared stays shared.
+//! Moving pages for all maps that refer to them: what is shared stays shared.
 //!
 //! A page that has been copied to a new place is replaced in every leaf of a [`Family`] that refers to it; a
-//! table that several share is replaced once, for all of them. Entries keep their births: what was a volume's
-//! alone still is, and what was not still is not. The arithmetic is exact also where the family is not
-//! everybody: who is not in it keeps the old page.
+//! table that several maps share is replaced once, for all of them. Entries keep their births: exclusive
+//! entries stay exclusive, and shared ones stay shared. The arithmetic is exact even if the family is not
+//! complete: maps outside it keep the old page.
 
 use crate::format::{Kind, MapEntry, MovedRun};
 use crate::planted::{Bug, planted};
@@ -13,24 +13,24 @@ use super::edit::{Editor, Stop};
 use super::family::{Family, Referrer, SubMap};
 use super::store::NodeId;
 
-/// What changes in the records of volumes.
+/// Changes in the records of volumes.
 #[derive(Default)]
 pub struct Gathered {
     /// New roots.
     pub roots: Vec<(VolumeId, MapEntry)>,
-    /// Seams of each before and now.
+    /// Seams of each volume before and after.
     pub seams: Vec<(VolumeId, u64, u64)>,
 }
 
-/// What the family's maps say of pages that may be moved.
+/// Where the family's maps place the pages that may be moved.
 pub struct Movable {
-    /// The page of each slot of the volume that is to be gathered, if all who refer to it are known.
+    /// The page of each slot of the volume to be gathered, if all references to it are known.
     pub pages: Vec<Option<PageAddr>>,
-    /// Where every slot of it lies, movable or not.
+    /// The page of every slot, movable or not.
     pub all: Vec<Option<PageAddr>>,
-    /// What each leaf says, with how much its seams weigh.
+    /// The pages of each leaf, with the weight of its seams.
     leaves: Vec<(Vec<Option<PageAddr>>, u64)>,
-    /// How much those of the volume itself weigh.
+    /// The weight of the volume's own seams.
     mine: u64,
     /// Tables that a move would have to change.
     pub tables: u64,
@@ -40,34 +40,35 @@ fn pages_of(entries: impl Iterator<Item = MapEntry>) -> Vec<Option<PageAddr>> {
     entries.map(|e| (!e.is_absent()).then(|| e.addr())).collect()
 }
 
-/// Pages that do not lie behind the page before them.
+/// Returns the number of pages that are not contiguous with the page before them.
 pub fn seams_of(pages: &[Option<PageAddr>]) -> u64 {
     let is_seam = |pair: &&[Option<PageAddr>]| matches!(pair, [Some(a), Some(b)] if b.0 != a.0 + 1);
     pages.windows(2).filter(is_seam).count() as u64
 }
 
-/// The same if each lies where `now` says.
+/// The same if each page lies where `now` places it.
 pub fn seams_if(pages: &[Option<PageAddr>], now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
     let placed: Vec<_> = pages.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
     seams_of(&placed)
 }
 
 impl Movable {
-    /// The first leaf that would have more seams if each page lay where `now` says, of those that weigh as much as the
-    /// volume's own.
+    /// Returns the first leaf that would have more seams if each page lay where `now` places it, of those
+    /// with at least the weight of the volume's own leaf.
     pub fn burdened(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> Option<&[Option<PageAddr>]> {
         let mut peers = self.leaves.iter().filter(|(_, weight)| *weight >= self.mine);
         peers.find(|(pages, _)| seams_if(pages, &now) > seams_of(pages)).map(|(pages, _)| &pages[..])
     }
 
-    /// What seams weigh in all leaves together if each page lies where `now` says.
+    /// Returns the weight of the seams in all leaves together if each page lies where `now` places it.
     pub fn weight(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
         self.leaves.iter().map(|(pages, weight)| seams_if(pages, &now) * weight).sum()
     }
 }
 
 impl Editor<'_> {
-    /// Which pages of `id` can be moved so that nobody goes on without. `None`: it has none there.
+    /// Returns which pages of `id` can be moved because the family knows all references to them. `None`: it
+    /// has none there.
     pub fn movable(&mut self, family: &Family, id: VolumeId) -> Result<Option<Movable>, Stop> {
         let Some(mine) = family.leaf_of(id) else { return Ok(None) };
         let known = self.known_wholly(family)?;
@@ -89,7 +90,7 @@ impl Editor<'_> {
                         None => as_block += family.parts[*i].by.len() as u32,
                     }
                 }
-                // Other block entries of another birth may name the same block.
+                // Block entries with another birth may refer to the same block.
                 let page = all[slot].filter(|page| counts.page(page.index()) == as_page && counts.whole() == as_block);
                 pages[slot] = page.filter(|_| everybody);
             }
@@ -108,7 +109,7 @@ impl Editor<'_> {
         for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
             self.table_count(part.entry.table_ref())?;
         }
-        // From here on nothing is looked up that could be missing: the counts above are in memory.
+        // From here on no lookup can miss: the counts above are in memory.
         let mut out = Gathered::default();
         let mut nodes: Vec<Option<NodeId>> = family.parts.iter().map(|part| part.node).collect();
         for i in family.downwards().into_iter().filter(|&i| changes[i]) {
@@ -133,7 +134,7 @@ impl Editor<'_> {
         Ok(out)
     }
 
-    /// The leaves and blocks that refer to pages in `moved`.
+    /// Returns the leaves and blocks that refer to pages in `moved`.
     pub fn who_refers(&self, family: &Family, moved: &[MovedRun]) -> Vec<usize> {
         let refers = |part: &SubMap| {
             let said = self.said(part);
@@ -143,7 +144,7 @@ impl Editor<'_> {
         family.leaves().filter(|(_, part)| refers(part)).map(|(i, _)| i).collect()
     }
 
-    /// For the planted mistake: what a leaf refers to is given up, and it goes on referring to it.
+    /// For the planted bug: releases the pages that a leaf refers to, while it continues to refer to them.
     fn lose(&mut self, part: &SubMap, node: NodeId, moved: &[MovedRun]) {
         debug_assert_eq!(part.level, 0);
         for run in moved {
@@ -156,10 +157,12 @@ impl Editor<'_> {
         }
     }
 
-    /// The table of a part, changeable, with as many references as the family knows; the others keep the old one.
+    /// Returns the table of a part, changeable, with as many references as the family knows; other maps keep
+    /// the old one.
     fn own_shared(&mut self, part: &SubMap, node: NodeId) -> (NodeId, MapEntry) {
         let (known, at) = (part.by.len() as u32, part.entry.table_ref());
-        // It differs from what was looked up if a table above, which others keep as well, was copied since.
+        // It differs from the earlier lookup if a table above, which other maps keep as well, was copied
+        // since.
         let count = self.known_count(at);
         let is_dirty = self.tables.is_dirty(node);
         if is_dirty && count == known {
@@ -186,7 +189,7 @@ impl Editor<'_> {
         self.tables.create_shared(part.level, birth, entries, known, lost)
     }
 
-    /// A leaf in the place of a block entry that several tables have.
+    /// Creates a leaf to replace a block entry that several tables have.
     fn demote_shared(&mut self, part: &SubMap) -> (NodeId, MapEntry) {
         let block = part.entry.addr().block();
         self.space.demote(block);
@@ -195,7 +198,7 @@ impl Editor<'_> {
         self.tables.create_shared(0, part.entry.birth(), said, part.by.len() as u32, self.space.lost_until(block))
     }
 
-    /// Everybody who referred to a part refers to `entry`.
+    /// Makes everything that referred to a part refer to `entry`.
     fn refer(&mut self, family: &Family, part: &SubMap, entry: MapEntry, nodes: &[Option<NodeId>], out: &mut Gathered) {
         for by in &part.by {
             match *by {
@@ -224,10 +227,12 @@ impl Editor<'_> {
         out.seams.extend(part.members.iter().map(|&m| (family.members[m].id, before, now)));
     }
 
-    /// Turns a leaf whose pages lie in one block, in place, into a block entry of all who refer to it.
+    /// Turns a leaf whose pages lie in one block, in place, into a block entry of everything that refers to
+    /// it.
     fn promote_shared(&mut self, family: &Family, part: &SubMap, node: NodeId, nodes: &[Option<NodeId>]) {
         let Some((block, oldest, youngest)) = self.tables.node(node).entries().as_block() else { return };
-        // One birth stands for all: nobody may take his own for shared, or the other way round.
+        // One birth stands for all pages: no volume may take exclusive pages for shared, or shared ones for
+        // exclusive.
         let alike = |&m: &usize| {
             let shared_at = family.members[m].shared_at;
             oldest > shared_at || youngest <= shared_at
@@ -237,7 +242,8 @@ impl Editor<'_> {
         }
         self.space.promote(block);
         (1..part.by.len()).for_each(|_| self.space.incr_block(block));
-        // What makes the table theirs alone may not be durable yet, and makes the block theirs from here on.
+        // What makes the table exclusive to the family may not be durable yet, and makes the block exclusive
+        // from here on.
         if !planted(Bug::GatherForgetsLosses) {
             self.space.note_lost(block, self.tables.lost_until_of(node));
         }
@@ -247,7 +253,7 @@ impl Editor<'_> {
     }
 }
 
-/// Where the page of a slot lies now, if it was moved.
+/// Returns the new place of the page of a slot, if it was moved.
 fn is_moved(entry: MapEntry, slot: usize, run: &MovedRun) -> Option<PageAddr> {
     let (from, to) = run.of(slot)?;
     (entry.kind() == Kind::Page && entry.addr() == from).then_some(to)

@@ -1,5 +1,5 @@
-//! Sharing a range of one volume with another: whole tables where both sides are aligned alike, entries
-//! elsewhere.
+//! Sharing a range of one volume with another: whole tables where both sides are aligned alike, single
+//! entries elsewhere.
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
@@ -9,13 +9,13 @@ use super::edit::{Editor, Stop};
 use super::lookup::lookup;
 use super::release::Leaf;
 
-/// What a step of a range clone did.
+/// Result of a step of a range clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// Pages of the target that now show what the source shows.
+    /// Pages of the target that now map what the source maps.
     pub pages: u64,
-    /// A table that had been the target's alone, and its level: nothing points to it any more, and what it
-    /// points to is still counted.
+    /// A table that had been exclusive to the target, and its level: nothing points to it any more, and what
+    /// it points to is still counted.
     pub replaced: Option<(MapEntry, u8)>,
 }
 
@@ -25,17 +25,17 @@ impl Shared {
     }
 }
 
-/// What becomes of what an entry pointed to before.
+/// What the replaced entry pointed to.
 enum Replaced {
-    /// A table of the target's own: it goes on as a dead volume.
+    /// A table exclusive to the target: it continues as a dead volume.
     Table(MapEntry),
-    /// A table that others have as well.
+    /// A table that other entries point to as well.
     Shared(TableRef),
-    /// What an entry of level 1 stands for.
+    /// The target of an entry of level 1.
     Leaf(Leaf),
 }
 
-/// The highest level of which one entry of the source can become one entry of the target, if any.
+/// Returns the highest level of which one entry of the source can become one entry of the target, if any.
 pub fn shared_level(
     source: &VolumeRecord,
     from: VirtualPage,
@@ -47,14 +47,15 @@ pub fn shared_level(
         let span = entry_span(*level);
         from.0.is_multiple_of(span) && to.0.is_multiple_of(span) && span <= len
     };
-    // The root of a source that is lower is what one entry of the target points to.
+    // If the source's map is lower, its root is what one entry of the target points to.
     (1..=target.level.min(source.level + 1)).rev().find(fits)
 }
 
 impl Editor<'_> {
-    /// Makes `target` at `to` show what `source` shows at `from`: tables and pages are shared, holes become
-    /// holes. Takes one entry of the highest level that both sides have aligned, or pages up to the end of
-    /// a virtual block of either, at most `len`. All of them change at once or, on a [`Stop`], none.
+    /// Maps `target` from `to` on as `source` is mapped from `from` on: tables and pages are shared, holes
+    /// become holes. Handles one entry of the highest level at which both sides are aligned, or pages up to
+    /// the end of a virtual block of either, at most `len`. All of them change at once or, on a [`Stop`],
+    /// none.
     ///
     /// `shared_at` of both volumes must have been raised before.
     pub fn share_step(
@@ -86,7 +87,8 @@ impl Editor<'_> {
         Ok(Shared::pages(n))
     }
 
-    /// Whether a step may take the place of a table that is the target's own, which then goes on as a dead volume.
+    /// Whether a step may replace a table that is exclusive to the target, which then continues as a dead
+    /// volume.
     pub fn replaces_table(
         &mut self,
         source: &VolumeRecord,
@@ -102,7 +104,7 @@ impl Editor<'_> {
         Ok(old.kind() == Kind::Table && self.table_count(old.table_ref())? == 1)
     }
 
-    /// One entry of a table of `level`, with all that is below it.
+    /// Shares one entry of a table of `level`, with everything below it.
     fn share_entry(
         &mut self,
         source: &VolumeRecord,
@@ -122,8 +124,8 @@ impl Editor<'_> {
         if is_alone && level == 1 {
             self.tables.get(old, 0)?;
         }
-        // What is read above may have been copied by now, what it says has not changed. Tables that were
-        // shared on the way have given each of their entries one more reference.
+        // The tables read above may have been copied since, but their contents have not changed. Tables that
+        // were shared on the path have given each of their entries one more reference.
         let mut path = self.writable(target, to, level)?;
         let &(id, slot) = path.last().expect("a path has a table");
         let old = self.tables.resolve_finished_addr(self.tables.node(id).entry(slot));
@@ -133,8 +135,8 @@ impl Editor<'_> {
             Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
             _ => Replaced::Leaf(self.find_leaf(old)?),
         };
-        // From here on nothing is looked up that could be missing. The new reference first: the old one may be to
-        // something below the same table.
+        // From here on no lookup can miss. The new reference first: the old one may be to something below the
+        // same table.
         if !planted(Bug::SharedTableUncounted) || level == 1 {
             self.share(entry);
         }
@@ -161,7 +163,7 @@ impl Editor<'_> {
         Ok(shared)
     }
 
-    /// What a volume has at `at` in a table of `level`, or would have there.
+    /// Returns the entry of a volume at `at` in a table of `level`, or the one it would have there.
     fn entry_at(&mut self, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<MapEntry, Stop> {
         if at.0 >= table_span(volume.level) {
             return Ok(MapEntry::ABSENT);
@@ -183,7 +185,7 @@ impl Editor<'_> {
         }
     }
 
-    /// How many pages a step over one entry of `level` adds to the target, and how many it takes away.
+    /// Returns how many pages a step over one entry of `level` adds to the target, and how many it removes.
     pub fn difference(
         &mut self,
         source: &VolumeRecord,

@@ -1,4 +1,4 @@
-//! Taking things out of a map: holes, and the walk that gives a dead volume's space back.
+//! Removing mappings: holes, and the walk that frees the space of a dead volume.
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Block, FANOUT, VirtualPage, entry_span, table_span};
@@ -12,7 +12,7 @@ pub(super) struct ReleasedPages {
     pub seams: u64,
 }
 
-/// What an entry of level 1 stands for, with everything at hand that giving it up takes.
+/// The target of an entry of level 1, with everything needed to release it.
 pub(super) enum Leaf {
     Absent,
     Block(Block),
@@ -23,7 +23,7 @@ pub(super) enum Leaf {
 }
 
 impl Editor<'_> {
-    /// Looks up what an entry of level 1 stands for; changes nothing.
+    /// Looks up the target of an entry of level 1; changes nothing.
     pub(super) fn find_leaf(&mut self, entry: MapEntry) -> Result<Leaf, Stop> {
         match entry.kind() {
             Kind::Absent => Ok(Leaf::Absent),
@@ -36,7 +36,7 @@ impl Editor<'_> {
         }
     }
 
-    /// One reference less to what an entry of level 1 stands for; returns what was mapped.
+    /// Removes one reference from the target of an entry of level 1; returns what was mapped.
     pub(super) fn drop_leaf(&mut self, leaf: Leaf) -> ReleasedPages {
         let (leaf, at, is_shared) = match leaf {
             Leaf::Absent => return ReleasedPages { pages: 0, seams: 0 },
@@ -107,15 +107,15 @@ impl Editor<'_> {
         }
     }
 
-    /// Gives back the next piece of a dead volume, moves its cursor on, and says whether that was
-    /// the last.
+    /// Frees the next piece of a dead volume, advances its cursor, and returns whether that was the last
+    /// piece.
     pub fn reap_step(&mut self, dead: &mut VolumeRecord) -> Result<bool, Stop> {
         let end = table_span(dead.level);
         if dead.root.is_absent() || dead.cursor >= end {
             return Ok(true);
         }
-        // Down to the first table that others share, or to a leaf: everything above is ours alone,
-        // and what lies before the cursor in it has been given back already.
+        // Down to the first table that is shared, or to a leaf: all tables above are exclusive to this
+        // volume, and everything before the cursor in them has been released already.
         let at = VirtualPage(dead.cursor);
         let mut above = Vec::new();
         let (mut entry, mut level) = (dead.root, dead.level);

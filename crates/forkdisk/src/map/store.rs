@@ -1,8 +1,7 @@
-//! The tables in memory: a bounded cache of clean ones, and those that changed since the last
-//! checkpoint.
+//! The tables in memory: a bounded cache of clean ones, and those that changed since the last checkpoint.
 //!
-//! A changed table has a number instead of an address until a checkpoint *places* it. While a
-//! checkpoint runs its tables are *frozen*: nobody changes them, a writer copies them first.
+//! A changed table has a number instead of an address until a checkpoint *places* it. While a checkpoint runs
+//! its tables are *frozen*: they do not change, a writer copies them first.
 
 use std::ops::Range;
 
@@ -57,17 +56,17 @@ pub struct Node {
 const NODE_BYTES: usize = 2 * size_of::<Node>() + 176;
 
 impl Node {
-    /// What it says.
+    /// Returns its entries.
     pub fn entries(&self) -> &Entries {
         &self.entries
     }
 
-    /// The slots of a page of an ordered map.
+    /// Returns the slots of a page of an ordered map.
     pub fn slots(&self) -> &Slots {
         self.entries.array()
     }
 
-    /// One of its entries.
+    /// Returns one of its entries.
     pub fn entry(&self, slot: usize) -> MapEntry {
         self.entries.get(slot)
     }
@@ -77,7 +76,7 @@ impl Node {
     }
 }
 
-/// A table on its way to the device.
+/// A table that is to be written to the device.
 pub struct Placed {
     pub node: NodeId,
     pub level: u8,
@@ -87,14 +86,14 @@ pub struct Placed {
     pub refs: u32,
 }
 
-/// Where a checkpoint put a table; once its bytes are settled, its checksum and how many pages it maps (see
+/// Where a checkpoint placed a table; once its bytes are final, its checksum and how many pages it maps (see
 /// [`MapEntry::mapped`]).
 type Placement = (PageAddr, Option<(u32, u32)>);
 
 pub struct Tables {
     nodes: Slab<Node>,
     by_ref: FxHashMap<TableRef, usize>,
-    /// Where tables with a number were placed, by the running checkpoint and the one before it.
+    /// Where the running checkpoint and the one before it placed tables with a number.
     placed: FxHashMap<TableRef, Placement>,
     before: FxHashMap<TableRef, Placement>,
     next: u64,
@@ -102,21 +101,21 @@ pub struct Tables {
     dirty_bytes: usize,
     frozen: usize,
     frozen_bytes: usize,
-    /// Tables of the device that changes read since the last freeze, and in the running checkpoint.
+    /// Number of tables of the device that changes read since the last freeze; in the running checkpoint.
     read: usize,
     read_frozen: usize,
     clean_bytes: usize,
     limit: usize,
-    /// How many changes under way need many tables at once: while there are any, none is evicted.
+    /// Number of changes under way that need many tables at once: while there are any, no table is evicted.
     held: u32,
     hand: usize,
     hits: u64,
-    /// Clean tables forgotten so far.
+    /// Clean tables evicted so far.
     evicted: u64,
 }
 
 impl Tables {
-    /// A store that keeps at most `limit` bytes of clean tables.
+    /// Creates a store that keeps at most `limit` bytes of clean tables.
     pub fn new(limit: usize) -> Tables {
         Tables {
             nodes: Slab::new(),
@@ -139,61 +138,62 @@ impl Tables {
         }
     }
 
-    /// Clean tables beyond the limit stay until each `hold(true)` has had its `hold(false)`.
+    /// Keeps clean tables beyond the limit until each `hold(true)` has had its `hold(false)`.
     pub fn hold(&mut self, held: bool) {
         self.held = if held { self.held + 1 } else { self.held - 1 };
         self.evict();
     }
 
-    /// How often a table was asked for that was in memory.
+    /// Returns the number of cache hits.
     pub fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Keeps at most `limit` bytes of clean tables from now on.
+    /// Sets the limit of clean tables to `limit` bytes.
     #[cfg(test)]
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
         self.evict();
     }
 
-    /// How many clean tables have been forgotten to stay within the limit.
+    /// Returns the number of clean tables that have been evicted to stay within the limit.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Tables in memory.
+    /// Returns the number of tables in memory.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Tables changed since the last freeze.
+    /// Returns the number of tables changed since the last freeze.
     pub fn dirty(&self) -> usize {
         self.dirty
     }
 
-    /// Tables changed and not yet in a finished checkpoint.
+    /// Returns the number of tables changed and not yet in a finished checkpoint.
     pub fn unwritten(&self) -> usize {
         self.dirty + self.frozen
     }
 
-    /// Memory of tables changed and not yet in a finished checkpoint, in bytes.
+    /// Returns the memory of tables changed and not yet in a finished checkpoint, in bytes.
     pub fn unwritten_bytes(&self) -> usize {
         self.dirty_bytes + self.frozen_bytes
     }
 
-    /// Tables that a replay of everything since the last finished checkpoint reads: copied, or given up. How
-    /// much memory their copies take has nothing to do with it.
+    /// Returns the number of tables that a replay of everything since the last finished checkpoint reads:
+    /// copied, or released. It is independent of the memory that their copies take.
     pub fn read_by_replay(&self) -> usize {
         self.read + self.read_frozen
     }
 
-    /// A change follows from what this table holds: a replay of it has to read that, unless it makes it.
+    /// Notes that a change depends on the contents of this table: a replay of it has to read the table,
+    /// unless it creates it.
     pub fn follow_from(&mut self, id: NodeId) {
         self.read += usize::from(!self.is_dirty(id));
     }
 
-    /// Where a table lies by now: its own address, or the one a checkpoint gave it.
+    /// Returns the current reference of a table: its own address, or the one a checkpoint gave it.
     pub fn resolve(&self, at: TableRef) -> TableRef {
         match at.page() {
             Some(_) => at,
@@ -205,7 +205,7 @@ impl Tables {
         self.placed.get(&at).or_else(|| self.before.get(&at)).copied()
     }
 
-    /// The entry with its table's address and checksum filled in, once a checkpoint wrote it.
+    /// Returns the entry with its table's address and checksum filled in, once a checkpoint wrote it.
     pub fn resolve_addr(&self, entry: MapEntry) -> MapEntry {
         match (entry.kind(), self.placement_of(entry.table_ref())) {
             (Kind::Table, Some((page, Some((sum, mapped))))) if entry.table_ref().page().is_none() => {
@@ -215,8 +215,8 @@ impl Tables {
         }
     }
 
-    /// As [`resolve_addr`](Self::resolve_addr), but only for what a finished checkpoint wrote: tables of a
-    /// running one are not known by their addresses yet.
+    /// As [`resolve_addr`](Self::resolve_addr), but only for tables that a finished checkpoint wrote: tables
+    /// of a running one are not known by their addresses yet.
     pub fn resolve_finished_addr(&self, entry: MapEntry) -> MapEntry {
         match self.placed.contains_key(&entry.table_ref()) {
             true => entry,
@@ -224,7 +224,7 @@ impl Tables {
         }
     }
 
-    /// The table an entry points to.
+    /// Returns the table an entry points to.
     pub fn get(&mut self, entry: MapEntry, level: u8) -> Result<NodeId, TableMiss> {
         debug_assert_eq!(entry.kind(), Kind::Table);
         let at = entry.table_ref();
@@ -245,17 +245,17 @@ impl Tables {
         &self.nodes[id.0]
     }
 
-    /// Whether the table may be changed where it is.
+    /// Whether the table may be changed in place.
     pub fn is_dirty(&self, id: NodeId) -> bool {
         matches!(self.nodes[id.0].state, State::Dirty { .. })
     }
 
-    /// Sets an entry of a table that may be changed; returns what it was.
+    /// Sets an entry of a table that may be changed; returns the old one.
     pub fn set(&mut self, id: NodeId, slot: usize, entry: MapEntry) -> MapEntry {
         self.change(id, |entries| entries.set(slot, entry))
     }
 
-    /// Sets some entries of a leaf that may be changed to `first` and what goes on behind it.
+    /// Sets some entries of a leaf that may be changed to `first` and its successors.
     pub fn set_run(&mut self, id: NodeId, slots: Range<usize>, first: MapEntry) {
         self.change(id, |entries| entries.set_run(slots, first));
     }
@@ -269,7 +269,7 @@ impl Tables {
         outcome
     }
 
-    /// The slots of a page of an ordered map that may be changed.
+    /// Returns the slots of a page of an ordered map that may be changed.
     pub fn slots_mut(&mut self, id: NodeId) -> &mut Slots {
         let node = &mut self.nodes[id.0];
         assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are changed");
@@ -290,7 +290,7 @@ impl Tables {
         self.by_ref.insert(key, i);
     }
 
-    /// A new table with one reference, and the entry that points to it.
+    /// Creates a table with one reference; returns it and the entry that points to it.
     pub fn create(&mut self, level: u8, birth: Epoch, entries: Entries) -> (NodeId, MapEntry) {
         let key = TableRef::in_memory(self.next);
         self.next += 1;
@@ -310,7 +310,7 @@ impl Tables {
         (NodeId(i), MapEntry::table(key, birth, 0))
     }
 
-    /// References of a table that has no address yet; `None`: its count is in the space map.
+    /// Returns the references of a table that has no address yet; `None`: its count is in the space map.
     pub fn refs(&self, at: TableRef) -> Option<u32> {
         match self.nodes.get(*self.by_ref.get(&at)?)?.state {
             State::Dirty { refs } => Some(refs),
@@ -318,8 +318,8 @@ impl Tables {
         }
     }
 
-    /// A changed table with `refs` references, of which nobody knows before the journal is durable up to
-    /// `lost_until` whether they are all there are.
+    /// Creates a changed table with `refs` references, which are known to be all of its references only once
+    /// the journal is durable up to `lost_until`.
     pub fn create_shared(
         &mut self,
         level: u8,
@@ -334,7 +334,7 @@ impl Tables {
         (id, entry)
     }
 
-    /// One reference more to a table without an address; false if it has one.
+    /// Adds one reference to a table without an address; returns false if it has one.
     pub fn add_ref(&mut self, at: TableRef) -> bool {
         let Some(&i) = self.by_ref.get(&at) else { return false };
         let State::Dirty { refs } = &mut self.nodes[i].state else { return false };
@@ -342,8 +342,8 @@ impl Tables {
         true
     }
 
-    /// One reference less (never the last; see [`remove`](Self::remove)), by a change that is
-    /// durable once the journal is up to `until`; false if it has an address.
+    /// Removes one reference (never the last; see [`remove`](Self::remove)), by a change that is durable once
+    /// the journal is up to `until`; returns false if the table has an address.
     pub fn drop_ref(&mut self, at: TableRef, until: u64) -> bool {
         let Some(&i) = self.by_ref.get(&at) else { return false };
         let node = &mut self.nodes[i];
@@ -354,19 +354,19 @@ impl Tables {
         true
     }
 
-    /// A changed table takes the place of one that lost references until then.
+    /// Notes that a changed table replaces one whose lost references are durable at `until`.
     pub fn note_lost(&mut self, id: NodeId, until: u64) {
         let node = &mut self.nodes[id.0];
         node.lost_until = node.lost_until.max(until);
     }
 
-    /// Up to where the journal must be durable for references that a table lost while it had no
-    /// address to stay lost whatever happens (0: they do).
+    /// Returns up to where the journal must be durable for references that a table lost while it had no
+    /// address to stay lost after any crash (0: they do).
     pub fn lost_until(&self, at: TableRef) -> u64 {
         self.by_ref.get(&at).map_or(0, |&i| self.nodes[i].lost_until)
     }
 
-    /// The same of a table in memory.
+    /// The same for a table in memory.
     pub fn lost_until_of(&self, id: NodeId) -> u64 {
         self.nodes[id.0].lost_until
     }
@@ -380,8 +380,8 @@ impl Tables {
         self.dirty_bytes -= node.bytes();
     }
 
-    /// All changed tables become the checkpoint's, in the order in which they are to be written
-    /// (lower levels first); `places` yields an address for each.
+    /// Freezes all changed tables for a checkpoint and returns them in the order in which they must be
+    /// written (lower levels first); `places` yields an address for each.
     pub fn freeze(&mut self, mut places: impl FnMut() -> PageAddr) -> Vec<Placed> {
         assert_eq!(self.frozen, 0, "one checkpoint at a time");
         let mut changed: Vec<(u8, TableRef, usize)> = Vec::with_capacity(self.dirty);
@@ -405,15 +405,15 @@ impl Tables {
         out
     }
 
-    /// The entries of a frozen table as they are to be written, with the places of the tables
-    /// below. Tables of lower levels must have been [`written`](Self::written) before.
+    /// Returns the entries of a frozen table as they must be written, with the places of the tables below.
+    /// Tables of lower levels must have been [`written`](Self::written) before.
     ///
-    /// In memory they stay as they are until [`finish`](Self::finish): until then the tables below
-    /// are known by their numbers only, and a second copy of one must not be loaded.
+    /// In memory they stay unchanged until [`finish`](Self::finish): until then the tables below are known by
+    /// their numbers only, and a second copy of one must not be loaded.
     pub fn on_disk_entries(&self, id: NodeId) -> Entries {
         let node = &self.nodes[id.0];
         let mut entries = node.entries.clone();
-        // Pages of an ordered map have numbers where they have no children; those may look like anything.
+        // Pages of an ordered map hold values where they have no children; those can have any bit pattern.
         match is_ordered(node.level) {
             false if node.level > 0 => entries.change_tables(|e| self.on_disk_entry(e)),
             true => child_slots(node.level).for_each(|slot| {
@@ -427,7 +427,7 @@ impl Tables {
     fn on_disk_entry(&self, entry: MapEntry) -> MapEntry {
         let resolved = self.resolve_addr(entry);
         if resolved.kind() == Kind::Table && resolved.table_ref().page().is_none() {
-            // A dead volume's table that has been given back already; its cursor is past it.
+            // A table of a dead volume that has been released already; its cursor is past it.
             debug_assert!(!self.by_ref.contains_key(&entry.table_ref()));
             return MapEntry::ABSENT;
         }
@@ -442,7 +442,7 @@ impl Tables {
         node.entries.set(slot, MapEntry::checked_page(e.addr(), e.birth(), checksum));
     }
 
-    /// Notes the checksum of a frozen table's bytes and how many pages `entries`, what they say, map.
+    /// Notes the checksum of a frozen table's bytes and how many pages its `entries` map.
     pub fn written(&mut self, id: NodeId, entries: &Entries, checksum: u32) {
         let node = &self.nodes[id.0];
         let mapped = match node.level {
@@ -455,8 +455,8 @@ impl Tables {
         self.placed.get_mut(&node.key).expect("placed when it was frozen").1 = Some(resolved);
     }
 
-    /// How many pages an entry of a table of `level` maps. That needs tables in memory only, but for those
-    /// above level 2.
+    /// Returns how many pages an entry of a table of `level` maps. Only entries above level 2 need tables in
+    /// memory.
     pub fn mapped(&mut self, entry: MapEntry, level: u8) -> Result<u64, TableMiss> {
         let entry = self.resolve_addr(entry);
         if entry.kind() != Kind::Table || entry.table_ref().page().is_some() && level <= MAPPED_LEVEL + 1 {
@@ -470,7 +470,7 @@ impl Tables {
         below.into_iter().try_fold(0, |sum, e| Ok(sum + self.mapped(e, level - 1)?))
     }
 
-    /// The checkpoint is durable: its tables are clean and known by their addresses.
+    /// Notes that the checkpoint is durable: its tables are clean and known by their addresses.
     pub fn finish(&mut self) {
         let frozen: Vec<usize> =
             self.nodes.iter().filter(|(_, n)| matches!(n.state, State::Frozen)).map(|(i, _)| i).collect();
@@ -496,7 +496,7 @@ impl Tables {
         self.before = std::mem::take(&mut self.placed);
     }
 
-    /// Forgets clean tables beyond the limit, those not used lately first.
+    /// Evicts clean tables beyond the limit, least recently used first.
     pub fn evict(&mut self) {
         if self.held > 0 {
             return;
@@ -521,7 +521,7 @@ impl Tables {
         }
     }
 
-    /// The table's last reference is gone and its page will be used again: forget what it held.
+    /// Forgets the contents of a table whose last reference is gone and whose page will be reused.
     pub fn forget(&mut self, id: NodeId) {
         let node = &mut self.nodes[id.0];
         match node.state {
@@ -536,7 +536,7 @@ impl Tables {
     }
 }
 
-/// Pages that an entry maps, by itself.
+/// Returns the pages that an entry maps without looking at tables below it.
 fn mapped_at_once(entry: MapEntry) -> u64 {
     match entry.kind() {
         Kind::Table => entry.mapped().into(),
