@@ -1,38 +1,38 @@
-//! A fixed amount of buffers, with a reserve for each kind of user.
+//! A fixed amount of buffers, with a reserve for each copy class.
 
 use crate::device::{BUF_ALIGN_BYTES, Buf};
 
 use super::{CLASSES_COUNT, CopyClass};
 
-/// Buffers at rest and in use, counted by what they can hold.
+/// Idle and used buffers, counted by their capacity.
 pub struct Buffers {
     total: u64,
     reserve: u64,
     used: [u64; CLASSES_COUNT],
-    /// At rest, with what each counts for.
+    /// Idle buffers, with the capacity of each.
     idle: Vec<(usize, Buf)>,
 }
 
 impl Buffers {
-    /// At most `total` bytes, of which each kind of user has `reserve` for itself.
+    /// Creates a store of at most `total` bytes, of which each class has a reserve of `reserve`.
     pub fn new(total: u64, reserve: u64) -> Buffers {
         assert!(total >= reserve * CLASSES_COUNT as u64, "the reserves fit the total");
         Buffers { total, reserve, used: [0; CLASSES_COUNT], idle: Vec::new() }
     }
 
-    /// New limits. What is in use beyond them is not handed out again.
+    /// Sets new limits. Used buffers beyond them are not reused.
     pub fn resize(&mut self, total: u64, reserve: u64) {
         assert!(total >= reserve * CLASSES_COUNT as u64, "the reserves fit the total");
         (self.total, self.reserve) = (total, reserve);
         self.shed(0);
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub fn in_use(&self) -> u64 {
         self.used.iter().sum()
     }
 
-    /// A buffer of `len` bytes, contents unspecified, if `user` may have one now; a new one comes
+    /// Returns a buffer of `len` bytes, contents unspecified, if `user` may have one now; a new one comes
     /// from `make`.
     pub fn take(&mut self, user: CopyClass, len: usize, make: impl FnOnce(usize) -> Buf) -> Option<Buf> {
         let room = capacity_for(len);
@@ -52,7 +52,7 @@ impl Buffers {
         Some(buf)
     }
 
-    /// Takes back what [`take`](Self::take) handed out for `len` bytes.
+    /// Takes back a buffer that [`take`](Self::take) returned for `len` bytes.
     pub fn give_back(&mut self, user: CopyClass, len: usize, buf: Buf) {
         let room = capacity_for(len);
         self.used[user as usize] -= room as u64;
@@ -74,7 +74,7 @@ impl Buffers {
         self.idle.iter().map(|&(counted, _)| counted as u64).sum()
     }
 
-    /// Gives up idle buffers until there is room for `more` bytes.
+    /// Drops idle buffers until there is space for `more` bytes.
     fn shed(&mut self, more: u64) {
         let mut idle: u64 = self.idle_bytes();
         while !self.idle.is_empty() && self.in_use() + idle + more > self.total {
@@ -83,7 +83,7 @@ impl Buffers {
     }
 }
 
-/// What a buffer for `len` bytes can hold: few sizes, so that they are used again.
+/// Returns the capacity of a buffer for `len` bytes: few sizes, so that buffers can be reused.
 fn capacity_for(len: usize) -> usize {
     match len {
         0..=BUF_ALIGN_BYTES => BUF_ALIGN_BYTES,

@@ -1,4 +1,4 @@
-//! On whose behalf copies are made: one queue's worth of order, one throttle, one set of figures.
+//! Clients of the copier: each has its order in the queue, its throttle and its statistics.
 
 use std::cell::{Cell, RefCell};
 
@@ -7,33 +7,33 @@ use crate::format::Throttle;
 use super::throttle::Meter;
 use super::{CopyClass, CopyStats};
 
-/// Somebody who has things copied, such as one volume.
+/// A client of the copier, such as one volume.
 pub struct Client {
     user: CopyClass,
     pub(super) meter: RefCell<Meter>,
     pub(super) stats: Cell<CopyStats>,
-    /// Its first waiting job has been counted as held up.
+    /// Its first waiting job has been counted as delayed by a throttle.
     pub(super) held: Cell<bool>,
 }
 
 impl Client {
-    /// A client of a kind, held to `throttle`.
+    /// Creates a client of a class, limited by `throttle`.
     pub fn new(user: CopyClass, throttle: Throttle) -> Client {
         let (meter, stats) = (RefCell::new(Meter::new(throttle)), Cell::default());
         Client { user, meter, stats, held: Cell::new(false) }
     }
 
-    /// Its kind.
+    /// Returns its class.
     pub fn user(&self) -> CopyClass {
         self.user
     }
 
-    /// What it is held to.
+    /// Returns its throttle.
     pub fn throttle(&self) -> Throttle {
         self.meter.borrow().limit()
     }
 
-    /// What it is held to from now on. The copier learns of it at the next
+    /// Sets its throttle. The copier applies it at the next
     /// [`throttle_changed`](super::Copier::throttle_changed).
     pub fn set_throttle(&self, throttle: Throttle) {
         if self.throttle() != throttle {
@@ -41,7 +41,7 @@ impl Client {
         }
     }
 
-    /// Its figures so far.
+    /// Returns its statistics so far.
     pub fn stats(&self) -> CopyStats {
         self.stats.get()
     }

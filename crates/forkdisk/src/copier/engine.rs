@@ -1,4 +1,4 @@
-//! The copier itself: takes jobs, starts their sub-jobs, ends them in order.
+//! The copier itself: accepts jobs, starts their sub-jobs, ends them in order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -31,9 +31,9 @@ pub(super) struct Engine<D> {
     pub device: Rc<D>,
     pub runtime: Rc<dyn Runtime>,
     pub state: RefCell<State<D>>,
-    /// A write was submitted, or a job failed: another's turn may have come.
+    /// A write was submitted, or a job failed: another job may now be admitted to write.
     pub turned: Event,
-    /// When a timer will look at the queues again.
+    /// When a timer will check the queues again.
     alarm: Cell<Option<Duration>>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct State<D> {
     queues: Queues<D>,
     buffers: Buffers,
     meter: Meter,
-    /// Jobs that have not ended, by the order of submission.
+    /// Jobs that have not ended, in the order of submission.
     live: BTreeMap<u64, Rc<Progress>>,
     next: u64,
     stats: CopyStats,
@@ -50,7 +50,7 @@ pub(super) struct State<D> {
 }
 
 impl<D: Device> Copier<D> {
-    /// A copier; buffers come from `device`.
+    /// Creates a copier; buffers come from `device`.
     pub fn new(device: Rc<D>, runtime: Rc<dyn Runtime>, settings: CopierSettings) -> Copier<D> {
         let state = State {
             settings,
@@ -66,12 +66,12 @@ impl<D: Device> Copier<D> {
         Copier(Rc::new(Engine { device, runtime, state: RefCell::new(state), turned, alarm }))
     }
 
-    /// Its settings.
+    /// Returns its settings.
     pub fn settings(&self) -> CopierSettings {
         self.0.state.borrow().settings
     }
 
-    /// New settings, for everything that has not started yet.
+    /// Sets new settings, for everything that has not started yet.
     pub fn set(&self, settings: CopierSettings) {
         {
             let state = &mut *self.0.state.borrow_mut();
@@ -84,7 +84,7 @@ impl<D: Device> Copier<D> {
         self.throttle_changed();
     }
 
-    /// To be called when a client's throttle has changed.
+    /// Must be called when a client's throttle has changed.
     pub fn throttle_changed(&self) {
         self.0.alarm.set(None);
         self.0.clone().pump();
@@ -96,19 +96,18 @@ impl<D: Device> Copier<D> {
         WriteGate::new(Rc::downgrade(&engine))
     }
 
-    /// Figures of all clients together, and bytes of buffers in use.
+    /// Returns the statistics of all clients together, and bytes of buffers in use.
     pub fn stats(&self) -> (CopyStats, u64) {
         let state = self.0.state.borrow();
         (state.stats, state.buffers.in_use())
     }
 
-    /// Figures of all clients of one kind together.
+    /// Returns the statistics of all clients of one class together.
     pub fn stats_of(&self, user: CopyClass) -> CopyStats {
         self.0.state.borrow().by_user[user as usize]
     }
 
-    /// Takes on `job` for `client`. If nothing is in its way its first reads are submitted before
-    /// this returns.
+    /// Accepts `job` for `client`. If nothing blocks it, its first reads are submitted before this returns.
     pub fn submit(&self, client: &Rc<Client>, job: Job<D>, given: Vec<super::ProvidedBytes>) -> JobHandle {
         let progress = {
             let now = self.0.runtime.now();
@@ -129,7 +128,7 @@ impl<D: Device> Copier<D> {
 }
 
 impl<D: Device> Engine<D> {
-    /// How long whoever moves bytes by himself has to wait; `held`: he has waited already.
+    /// Returns how long a transfer without a job has to wait; `held`: it has waited already.
     pub(super) fn wait(&self, client: &Client, held: bool) -> Option<Duration> {
         let (now, state) = (self.runtime.now(), &mut *self.state.borrow_mut());
         let wait = state.meter.wait(now).max(client.meter.borrow_mut().wait(now));
@@ -139,7 +138,7 @@ impl<D: Device> Engine<D> {
         wait
     }
 
-    /// He has moved so many bytes since then.
+    /// Charges `bytes` that such a transfer has moved since `since`.
     pub(super) fn charge(&self, client: &Client, bytes: u64, since: Duration) {
         let now = self.runtime.now();
         let took = now.saturating_sub(since);
@@ -149,7 +148,7 @@ impl<D: Device> Engine<D> {
 }
 
 impl<D> State<D> {
-    /// Counts for a client, for its kind and for all.
+    /// Counts for a client, for its class and for the copier.
     pub fn count(&mut self, client: &Client, change: impl Fn(&mut CopyStats)) {
         let mut stats = client.stats.get();
         change(&mut stats);
@@ -158,7 +157,7 @@ impl<D> State<D> {
         change(&mut self.stats);
     }
 
-    /// Whether nothing that was submitted before `job` and lies near it has yet to be written.
+    /// Whether everything that was submitted before `job` and lies near it has been written.
     pub fn is_turn_of(&self, job: &Progress, beside: impl Fn(u64) -> bool) -> bool {
         let earlier = self.live.range(..job.number);
         earlier.into_iter().all(|(&number, other)| other.is_fully_submitted() || !other.is_near(job) || beside(number))
@@ -181,7 +180,7 @@ impl<D> State<D> {
         self.queues.next(&mut limits, make)
     }
 
-    /// The books of a sub-job that starts.
+    /// Accounts for a sub-job that starts.
     fn note_start(&mut self, sub: &SubJob<D>, now: Duration) {
         let (client, len) = (&sub.parts[0].job.progress.client, sub.buf_len() as u64);
         self.meter.start(len, now);
@@ -204,7 +203,7 @@ impl<D> State<D> {
         }
     }
 
-    /// The books of a sub-job that has ended.
+    /// Accounts for a sub-job that has ended.
     fn note_end(&mut self, sub: &mut SubJob<D>, now: Duration) {
         let client = sub.parts[0].job.progress.client.clone();
         let (len, done, [reads, writes]) = (sub.buf_len(), sub.done, sub.requests);
@@ -225,7 +224,7 @@ impl<D> State<D> {
         }
     }
 
-    /// Jobs that are over end, unless one before them that lies near has not.
+    /// Ends the jobs that are over, unless one before them that lies near has not ended.
     fn reap(&mut self, now: Duration) -> Vec<Rc<Progress>> {
         let mut ended: Vec<Rc<Progress>> = Vec::new();
         for job in self.live.values() {
@@ -280,7 +279,7 @@ impl<D: Device> Pump for Engine<D> {
         }
         let ended = self.state.borrow_mut().reap(self.runtime.now());
         if !ended.is_empty() {
-            // A job that failed holds up nobody's writes any more.
+            // A failed job delays no other writes any more.
             self.turned.notify();
         }
         ended.iter().for_each(|job| job.changed.notify());
@@ -295,7 +294,7 @@ impl<D: Device> Engine<D> {
     fn start(self: &Rc<Self>, mut sub: SubJob<D>, now: Duration) {
         self.state.borrow_mut().note_start(&sub, now);
         sub.offloads = self.state.borrow().settings.offload && sub.can_offload();
-        // Submitted now, in order; only its end is waited for in a task of its own.
+        // Submitted now, in order; a separate task waits for its end.
         let reading = sub.start_reading();
         let engine = self.clone();
         self.runtime.spawn(Box::pin(async move {
@@ -306,7 +305,7 @@ impl<D: Device> Engine<D> {
         }));
     }
 
-    /// Looks at the queues again after `wait`, unless that happens earlier anyway.
+    /// Checks the queues again after `wait`, unless that happens earlier anyway.
     fn wake_in(self: &Rc<Self>, wait: Duration, now: Duration) {
         let at = now + wait;
         if self.alarm.get().is_some_and(|alarm| alarm <= at) {
@@ -326,7 +325,7 @@ impl<D: Device> Engine<D> {
 
 #[cfg(test)]
 impl<D> Engine<D> {
-    /// Nothing is queued, in flight, or held.
+    /// Whether nothing is queued, in flight, or held.
     pub fn is_idle(&self) -> bool {
         let state = self.state.borrow();
         state.live.is_empty() && state.queues.len() == 0 && state.buffers.in_use() == 0

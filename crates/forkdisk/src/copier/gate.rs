@@ -1,4 +1,4 @@
-//! Holding writes back until everything that is to be read has been: a disk that goes to and fro between the two takes
+//! Holding writes back until all reads are done: a disk that alternates between reading and writing takes
 //! longer for both.
 
 use std::cell::Cell;
@@ -6,14 +6,14 @@ use std::rc::{Rc, Weak};
 
 use super::job::Pump;
 
-/// Whoever submits several jobs one after the other and wants all of them read before any is written. The gate opens
-/// when this is dropped. Nobody is kept from anything by it: it does not hold while any job waits to be started.
+/// A gate for a caller that submits several jobs and wants all of them read before any is written. The gate
+/// opens when this is dropped. It never blocks progress: it does not hold while any job waits to be started.
 pub struct WriteGate {
     hold: GateHold,
     engine: Weak<dyn Pump>,
 }
 
-/// For a [`Job`](super::Job): it is written when the gate is open.
+/// For a [`Job`](super::Job): it is written only when the gate is open.
 #[derive(Clone)]
 pub struct GateHold(Rc<Cell<bool>>);
 
@@ -22,7 +22,7 @@ impl WriteGate {
         WriteGate { hold: GateHold(Rc::new(Cell::new(true))), engine }
     }
 
-    /// What holds a job.
+    /// Returns the hold for a job.
     pub fn hold(&self) -> GateHold {
         self.hold.clone()
     }

@@ -1,4 +1,4 @@
-//! What is to be copied where, how far it has come, and the handle of whoever waits for it.
+//! Jobs: what is copied where, the progress so far, and the handle for the caller.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -44,9 +44,9 @@ impl<D> Place<D> {
 pub enum CopySource<D> {
     /// A device.
     Device(Place<D>),
-    /// Nothing was ever there.
+    /// The source is a hole: zeroes.
     Zeroes,
-    /// The job is given all of it (see [`JobHandle::give`]): nothing is read.
+    /// The caller provides all of it (see [`JobHandle::give`]): nothing is read.
     Given,
 }
 
@@ -62,36 +62,36 @@ impl<D> Clone for CopySource<D> {
 
 /// A piece of a source.
 pub struct Piece<D> {
-    /// Bytes, a multiple of the devices' block sizes, not 0.
+    /// Length in bytes, a multiple of the devices' block sizes, not 0.
     pub len: u64,
-    /// Where they come from.
+    /// Where it comes from.
     pub from: CopySource<D>,
 }
 
-/// A copy: all pieces of the source, one behind the other, to each destination.
+/// A copy: all pieces of the source, contiguously, to each destination.
 pub struct Job<D> {
     /// The source; usually one piece.
     pub source: Vec<Piece<D>>,
-    /// Where it goes: 1 to [`MAX_DESTINATIONS`] places.
+    /// Destinations: 1 to [`MAX_DESTINATIONS`] places.
     pub destinations: SmallVec<[Place<D>; 1]>,
     /// Jobs of one client whose ranges overlap are written and ended in the order of submission.
     pub near: Range<u64>,
-    /// Jobs that stand and fall together: when one fails, nothing more of the others is written.
+    /// Jobs that fail together: when one fails, nothing more of the others is written.
     pub group: JobGroup,
-    /// Is told what is being written, and where in the job it lies; not of what a device clones.
+    /// Called with what is being written, and its offset in the job; not for what a device clones.
     pub observer: Option<DataObserver>,
-    /// It is written when this lets it.
+    /// The job is written only when this gate is open.
     pub hold: Option<GateHold>,
 }
 
 /// See [`Job::observer`].
 pub type DataObserver = Rc<dyn Fn(u64, &[u8])>;
 
-/// See [`Job::group`]. A job of its own has a new one.
+/// See [`Job::group`]. By default a job has a separate group.
 #[derive(Clone, Default)]
 pub struct JobGroup(Rc<Cell<bool>>);
 
-/// Bytes that take the place of what a source holds.
+/// Bytes that replace those of the source.
 #[derive(Clone)]
 pub struct ProvidedBytes {
     /// Where they go, in bytes from the start of the job.
@@ -102,7 +102,7 @@ pub struct ProvidedBytes {
     pub bytes: Rc<Buf>,
 }
 
-/// Why a job did not end well.
+/// Why a job failed.
 #[derive(Debug)]
 pub enum CopyError {
     /// The source could not be read.
@@ -134,11 +134,11 @@ pub(super) struct Progress {
     pub hold: Option<GateHold>,
     /// What its sub-jobs have done.
     pub moved: Cell<Moved>,
-    /// It is over, and everybody before it that lies near is, too.
+    /// It is over, and so are all jobs before it that lie near.
     pub ended: Cell<bool>,
     pub changed: Event,
     pub submitted_at: Duration,
-    /// Since when it has had the head of the queue and no buffer.
+    /// Since when it has been at the head of the queue without a buffer.
     pub starved: Cell<Option<Duration>>,
 }
 
@@ -147,20 +147,20 @@ impl Progress {
         self.failure.borrow().is_some() || self.group.0.get() && !self.is_written()
     }
 
-    /// The first failure stays.
+    /// Notes a failure; the first one stays.
     pub fn fail(&self, error: CopyError) {
         self.failure.borrow_mut().get_or_insert(error);
         self.group.0.set(true);
         self.changed.notify();
     }
 
-    /// How it ended.
+    /// Takes the failure, if there was one.
     pub fn take_failure(&self) -> Option<CopyError> {
         let failed = self.has_failed();
         self.failure.borrow_mut().take().or_else(|| failed.then_some(CopyError::Cancelled))
     }
 
-    /// Whether it failed, and whether that is because it or its group was given up.
+    /// Whether it failed, and whether that is because it or its group was cancelled.
     pub fn end(&self) -> (bool, bool) {
         let given_up = matches!(*self.failure.borrow(), None | Some(CopyError::Cancelled));
         (self.has_failed(), self.has_failed() && given_up)
@@ -171,7 +171,7 @@ impl Progress {
         self.submitted.get() == self.len
     }
 
-    /// Everything before byte `end` has been submitted to be written.
+    /// Notes that everything before byte `end` has been submitted to be written.
     pub fn note_submitted(&self, end: u64) {
         self.submitted.set(self.submitted.get().max(end));
         if self.is_fully_submitted() {
@@ -179,7 +179,7 @@ impl Progress {
         }
     }
 
-    /// So much more of it has been read.
+    /// Notes that `bytes` more of it have been read.
     pub fn note_read(&self, bytes: u64) {
         self.read.set(self.read.get() + bytes);
         if self.read.get() == self.len {
@@ -187,7 +187,7 @@ impl Progress {
         }
     }
 
-    /// Whether nothing of it will be submitted to a device any more.
+    /// Whether nothing more of it will be submitted to a device.
     pub fn is_fully_submitted(&self) -> bool {
         self.is_written() || self.has_failed()
     }
@@ -202,7 +202,8 @@ impl Progress {
         overlap && Rc::ptr_eq(&self.client, &other.client)
     }
 
-    /// What was given within `range` of the job: ranges in rising order that do not touch.
+    /// Returns what was provided within `range` of the job: disjoint ranges in ascending order that do not
+    /// touch.
     pub fn given_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let all = self.given.borrow();
         let counted = if planted(Bug::JoinedBesideClone) { all.len().min(1) } else { all.len() };
@@ -219,7 +220,7 @@ impl Progress {
         out
     }
 
-    /// Lays what was given over `buf`, which holds the job's bytes from `at` on.
+    /// Overlays `buf`, which holds the job's bytes from `at` on, with the provided bytes.
     pub fn overlay(&self, at: u64, buf: &mut [u8]) {
         let end = at + buf.len() as u64;
         for given in self.given.borrow().iter() {
@@ -246,7 +247,7 @@ pub(super) struct Queued<D> {
 }
 
 impl<D> Job<D> {
-    /// Bytes that are copied to each destination.
+    /// Returns the number of bytes copied to each destination.
     pub fn len(&self) -> u64 {
         self.source.iter().map(|piece| piece.len).sum()
     }
@@ -283,7 +284,7 @@ impl<D> Job<D> {
 }
 
 impl<D> Queued<D> {
-    /// The source from `at` on, at most `len` bytes of it.
+    /// Returns the source from `at` on, at most `len` bytes of it.
     pub fn pieces(&self, at: u64, len: u64) -> Vec<Piece<D>> {
         let (mut start, end, mut out) = (0, at + len, Vec::new());
         for piece in &self.source {
@@ -300,7 +301,7 @@ impl<D> Queued<D> {
         out
     }
 
-    /// Whether this job goes on where `before` ends, at the source and at every destination.
+    /// Whether this job continues where `before` ends, at the source and at every destination.
     pub fn continues(&self, before: &Queued<D>) -> bool {
         let source = match (before.source.last(), self.source.first()) {
             (Some(Piece { len, from: CopySource::Device(a) }), Some(Piece { from: CopySource::Device(b), .. })) => {
@@ -315,24 +316,24 @@ impl<D> Queued<D> {
     }
 }
 
-/// Somebody who looks at the queues again.
+/// Checks the queues again.
 pub(super) trait Pump {
-    /// What can start, starts; what is over, ends.
+    /// Starts what can start and ends what is over.
     fn pump(self: Rc<Self>);
-    /// A write may have been let go.
+    /// Called when a write may be admitted.
     fn recheck_order(&self);
 }
 
-/// A job that was submitted. Dropping it cancels nothing.
+/// A submitted job. Dropping it cancels nothing.
 pub struct JobHandle {
     pub(super) progress: Rc<Progress>,
     pub(super) engine: Weak<dyn Pump>,
 }
 
 impl JobHandle {
-    /// The job takes these bytes instead of what its source holds there, unless that part of it has
-    /// been written already or it has failed; then nothing changes and the answer is false. Of bytes
-    /// given twice the later ones count.
+    /// Provides bytes that replace those of the source, unless that part of the job has been written already
+    /// or it has failed; then nothing changes and it returns false. Where provided bytes overlap, the later
+    /// ones count.
     pub fn give(&self, given: ProvidedBytes) -> bool {
         let takes = self.takes(given.at);
         if takes {
@@ -341,7 +342,7 @@ impl JobHandle {
         takes
     }
 
-    /// Whether bytes from `at` on can still be given to it.
+    /// Whether bytes from `at` on can still be provided.
     pub fn takes(&self, at: u64) -> bool {
         at >= self.progress.submitted.get() && !self.progress.has_failed() && !self.progress.ended.get()
     }
@@ -351,19 +352,19 @@ impl JobHandle {
         if !self.progress.ended.get() {
             self.progress.fail(CopyError::Cancelled);
             if let Some(engine) = self.engine.upgrade() {
-                // It may wait to be written.
+                // The job may be waiting to write.
                 engine.recheck_order();
                 engine.pump();
             }
         }
     }
 
-    /// Bytes of the job.
+    /// Returns the length of the job in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.progress.len
     }
 
-    /// What has been done for it so far.
+    /// Returns what has been done for it so far.
     pub fn moved(&self) -> Moved {
         self.progress.moved.get()
     }
@@ -384,8 +385,8 @@ impl JobHandle {
         self.progress.is_written()
     }
 
-    /// Resolves when none of its requests is in flight any more: everything is written to all
-    /// destinations (not durable before a flush of theirs), or why not.
+    /// Resolves when none of its requests is in flight any more. Success: everything is written to all
+    /// destinations (not durable before they are flushed); otherwise the reason of the failure.
     pub async fn wait_done(&self) -> Result<(), CopyError> {
         while !self.progress.ended.get() {
             self.progress.changed.wait().await;

@@ -1,21 +1,21 @@
-//! The copy engine: moves ranges from device to device, in order, with bounded memory, no faster
-//! than it is allowed to. It knows devices, never volumes.
+//! The copy engine: moves ranges from device to device, in order, with bounded memory, within its throttles.
+//! It knows devices, never volumes.
 //!
-//! A [`Job`] has a source, up to [`MAX_DESTINATIONS`] destinations, and the [`Client`] it is done
-//! for. It is cut into *sub-jobs*: one buffer, one read, one write each; with `offload` on, where devices can
-//! clone, only what was given is written. What always holds:
+//! A [`Job`] has a source, up to [`MAX_DESTINATIONS`] destinations, and the [`Client`] it is done for. It is
+//! cut into *sub-jobs*: one buffer, one read, one write each; with `offload` on, where devices can clone,
+//! only provided bytes are written. Guarantees:
 //!
-//! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that
-//!   gets no buffer keeps its place, and everybody behind it waits. Writes of jobs that lie *near*
-//!   each other are submitted in that order, too, and such jobs end in that order.
-//! - **Progress.** Every kind of [`CopyClass`] has buffers for one sub-job of its own. A sub-job waits
-//!   only for sub-jobs that started before it, and those have their buffers.
-//!   A [`WriteGate`] holds no write back while any job waits to be started.
-//! - **All or nothing, told as it is.** A job that could not read, could not write, or was cancelled
-//!   ends with that; what it has written then is of no use. An error ends its own job only, also where
-//!   jobs were merged into one request.
+//! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that gets no
+//!   buffer keeps its place, and all behind it wait. Writes of jobs that lie *near* each other are submitted
+//!   in that order, too, and such jobs end in that order.
+//! - **Progress.** Every [`CopyClass`] has buffers reserved for one sub-job. A sub-job waits only for
+//!   sub-jobs that started before it, and those have their buffers. A [`WriteGate`] holds no write back while
+//!   any job waits to be started.
+//! - **All or nothing, reported exactly.** A job that could not read, could not write, or was cancelled ends
+//!   with that error; what it has written then is of no use. An error ends its own job only, also where jobs
+//!   were merged into one request.
 //!
-//! The copier publishes nothing: what a copied range means is the business of whoever asked for it.
+//! The copier publishes nothing: what a copied range means is up to the caller.
 
 mod buffers;
 mod client;
@@ -43,21 +43,21 @@ use crate::format::COPIER_USERS;
 /// Most destinations of one job.
 pub const MAX_DESTINATIONS: usize = 8;
 
-/// What copies are made for. Each kind has a queue and a reserve of buffers of its own.
+/// What copies are made for. Each class has a separate queue and reserve of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyClass {
     /// First writes to shared chunks.
     Break,
-    /// Bringing scattered blocks together.
+    /// Gathering of scattered blocks.
     Gather,
-    /// Saving what a protected device holds before it changes.
+    /// Copy out of old contents of a protected device.
     Origin,
-    /// Data that comes in or goes out, and ranges copied between volumes.
+    /// Imported and exported data, and ranges copied between volumes.
     Transfer,
     /// Making a clone independent.
     Flatten,
 }
 
-/// How many kinds there are.
+/// Number of classes.
 pub(crate) const CLASSES_COUNT: usize = COPIER_USERS as usize;
 const _: () = assert!(CopyClass::Flatten as usize + 1 == CLASSES_COUNT);

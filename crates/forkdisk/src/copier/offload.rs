@@ -1,10 +1,10 @@
-//! Copying without moving: the device is asked to clone a sub-job's source and to make its holes zero;
-//! only pages that a client's bytes lie in are written, on top of that.
+//! Copying without reading and writing: the device is asked to clone a sub-job's source and to zero its
+//! holes; only pages that contain provided bytes are written on top of that.
 //!
-//! Everything happens in the sub-job's turn. What was cloned has ended before the first write on top is
-//! submitted: a device orders nothing by itself. Bytes that are given meanwhile are written, too. A page
-//! that was given in part is completed from the source first. Where the device cannot, the sub-job reads
-//! and writes all of it as if nobody had asked.
+//! Everything happens when the sub-job is admitted to write. The clones have ended before the first write on
+//! top is submitted: a device orders nothing by itself. Bytes that are provided meanwhile are written, too. A
+//! page that was provided in part is completed from the source first. If the device cannot clone, the sub-job
+//! reads and writes everything as it does without offload.
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use super::job::{CopySource, Place};
 use super::queue::Part;
 use super::subjob::SubJob;
 
-/// A request to clone a range, or to make it zero.
+/// A request to clone a range, or to zero it.
 struct OffloadRequest<D> {
     from: Option<Place<D>>,
     to: Place<D>,
@@ -34,7 +34,7 @@ impl<D: Device> OffloadRequest<D> {
         }
     }
 
-    /// Whether `next` goes on where this one ends.
+    /// Whether `next` continues where this one ends.
     fn takes(&self, next: &OffloadRequest<D>) -> bool {
         let source = match (&self.from, &next.from) {
             (Some(a), Some(b)) => b.follows(a, self.len),
@@ -46,7 +46,8 @@ impl<D: Device> OffloadRequest<D> {
 }
 
 impl<D> SubJob<D> {
-    /// Places in the buffer that the source has to fill before anything is written and that have not been.
+    /// Returns the ranges of the buffer that the source has to fill before any write and that have not been
+    /// filled.
     pub(super) fn missing(&self) -> Vec<Range<usize>> {
         if !self.offloads {
             let whole = 0..self.buf_len();
@@ -64,7 +65,7 @@ impl<D> SubJob<D> {
         out
     }
 
-    /// Places in the buffer that are written for a part.
+    /// Returns the ranges of the buffer that are written for a part.
     pub(super) fn written(&self, part: usize) -> Vec<Range<usize>> {
         let Some((start, part)) = self.placed().nth(part) else { return Vec::new() };
         let place = start..start + part.len as usize;
@@ -73,7 +74,7 @@ impl<D> SubJob<D> {
 }
 
 impl<D: Device> SubJob<D> {
-    /// Whether there is something to clone or to make zero, and all devices may be able to.
+    /// Whether there is something to clone or to zero, and all devices may be able to.
     pub fn can_offload(&self) -> bool {
         let mut any = false;
         for part in &self.parts {
@@ -92,13 +93,13 @@ impl<D: Device> SubJob<D> {
         any
     }
 
-    /// Clones what there is to clone, then completes the pages that were given in part; or, where the
+    /// Clones everything that can be cloned, then completes the pages that were provided in part; or, if the
     /// device cannot, reads everything. Nothing is in flight afterwards.
     pub(super) async fn offload(&mut self) {
         if self.offload_all().await.is_err() {
             self.offloads = false;
         }
-        // What is given while something is read may have to be completed as well.
+        // Bytes provided during a read may make more pages need completion.
         while let Some(reading) = self.start_reading() {
             self.finish(reading, false).await;
             if !self.offloads {
@@ -107,7 +108,7 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Clones for all parts. If that fails, each part is tried by itself to see whose failure it is.
+    /// Clones for all parts. If that fails, tries each part separately to find out which one failed.
     async fn offload_all(&mut self) -> Result<(), Unsupported> {
         let parts = self.alive();
         let Err(error) = self.offload_parts(&parts).await? else { return Ok(()) };
@@ -124,7 +125,7 @@ impl<D: Device> SubJob<D> {
     }
 
     /// Submits all requests for some of the parts and waits for all of them, also when one has failed: none
-    /// may reach a place that is somebody else's by then.
+    /// may reach a place that has another owner by then.
     async fn offload_parts(&mut self, parts: &[usize]) -> Result<io::Result<()>, Unsupported> {
         let bytes = |&part: &usize| self.offload_requests(&[part]).iter().map(|shift| shift.len).sum();
         let moved: Vec<u64> = parts.iter().map(bytes).collect();
@@ -145,8 +146,8 @@ impl<D: Device> SubJob<D> {
         if supported || result.is_err() { Ok(result) } else { Err(Unsupported) }
     }
 
-    /// What is cloned or made zero for some of the parts, by destination, in order: all but pieces of which
-    /// every page is written anyway.
+    /// Returns what is cloned or zeroed for some of the parts, by destination, in order: everything except
+    /// pieces of which every page is written anyway.
     fn offload_requests(&self, parts: &[usize]) -> Vec<OffloadRequest<D>> {
         let mut out: Vec<OffloadRequest<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
@@ -174,22 +175,22 @@ impl<D: Device> SubJob<D> {
     }
 }
 
-/// The device cannot do it.
+/// The device cannot clone or zero.
 struct Unsupported;
 
-/// A range of a part's job as a place in the buffer, where the part starts at `start`.
+/// Returns a range of a part's job as a range of the buffer, where the part starts at `start`.
 fn in_buffer<D>(range: &Range<u64>, start: usize, part: &Part<D>) -> Range<usize> {
     let place = |at: u64| start + (at - part.at) as usize;
     place(range.start)..place(range.end)
 }
 
-/// The page around byte `at` of a part's job, as far as it lies in the part.
+/// Returns the page around byte `at` of a part's job, limited to the part.
 fn page_around<D>(at: u64, part: &Part<D>) -> Range<u64> {
     let first = at / PAGE_BYTES * PAGE_BYTES;
     first.max(part.at)..(first + PAGE_BYTES).min(part.at + part.len)
 }
 
-/// Pages of a part of which something was given, but not all.
+/// Returns the pages of a part that were provided in part.
 fn torn_pages<D>(part: &Part<D>) -> Vec<Range<u64>> {
     let given = part.job.progress.given_in(part.at..part.at + part.len);
     let mut out = Vec::new();
@@ -203,7 +204,7 @@ fn torn_pages<D>(part: &Part<D>) -> Vec<Range<u64>> {
     out
 }
 
-/// Pages of a part in which something was given, as ranges.
+/// Returns the pages of a part with provided bytes, as ranges.
 fn given_pages<D>(part: &Part<D>) -> Vec<Range<u64>> {
     let mut out: Vec<Range<u64>> = Vec::new();
     for range in part.job.progress.given_in(part.at..part.at + part.len) {

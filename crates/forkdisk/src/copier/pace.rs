@@ -1,4 +1,4 @@
-//! For who moves bytes by himself, without a job, at the pace of those who have one.
+//! Pacing for transfers without a job, under the same throttles as jobs.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use crate::device::Device;
 
 use super::{Client, Copier};
 
-/// Longest sleep before it is looked again: throttles may have changed.
+/// Longest sleep before the next check: throttles may have changed.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// Somebody moves bytes on behalf of a client; ends when it is dropped.
+/// A transfer without a job on behalf of a client; ends when it is dropped.
 pub struct PacedTransfer<'a, D: Device> {
     copier: &'a Copier<D>,
     client: Rc<Client>,
@@ -19,7 +19,7 @@ pub struct PacedTransfer<'a, D: Device> {
 }
 
 impl<D: Device> PacedTransfer<'_, D> {
-    /// So many bytes have been moved: whoever comes next pays for them.
+    /// Notes that `bytes` have been moved: later transfers pay for them.
     pub fn moved(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
@@ -32,16 +32,17 @@ impl<D: Device> Drop for PacedTransfer<'_, D> {
 }
 
 impl<D: Device> Copier<D> {
-    /// The most bytes to move in one go on behalf of `client`; `None` where nothing holds it up.
+    /// Returns the most bytes to move at a time on behalf of `client`; `None` if no throttle limits it.
     pub fn stride(&self, client: &Client) -> Option<u64> {
         let settings = self.settings();
         let held = !client.throttle().is_none() || !settings.throttle.is_none();
         held.then_some(u64::from(settings.subjob_size))
     }
 
-    /// Waits until the throttles of the pool and of `client` allow more; `None` if `goes_on`, which is asked now and
-    /// then, answers false before that. What is moved until the answer is dropped counts for both, but as if it came
-    /// after all others: whoever moves it may wait for somebody whose copy must not wait for him.
+    /// Waits until the throttles of the pool and of `client` allow more; returns `None` if `goes_on`, which
+    /// is called from time to time, returns false before that. What is moved until the returned value is
+    /// dropped counts for both throttles, but as if it came after everything else: such a transfer may wait
+    /// for a task whose copy must not wait for the transfer.
     pub async fn pace(&self, client: &Rc<Client>, mut goes_on: impl FnMut() -> bool) -> Option<PacedTransfer<'_, D>> {
         let mut held = false;
         while let Some(wait) = self.0.wait(client, held) {

@@ -1,5 +1,5 @@
-//! Who is next: one queue per kind of user, in the order of submission, and what of its head can
-//! start now.
+//! What starts next: one queue per copy class, in the order of submission, and what of its head can start
+//! now.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,20 +18,20 @@ use super::{CLASSES_COUNT, Client, CopyClass};
 /// A part of a job, made into (a part of) a sub-job.
 pub struct Part<D> {
     pub job: Rc<Queued<D>>,
-    /// Where it starts in its job, in bytes, and how long it is.
+    /// Where it starts in its job, and its length, in bytes.
     pub at: u64,
     pub len: u64,
 }
 
-/// What came of the search for something to start.
+/// Result of the search for something to start.
 pub enum Choice<D> {
-    /// Start this: a buffer, and the parts it is for, one behind the other.
+    /// Start this: a buffer, and the contiguous parts it is for.
     Start(Buf, SmallVec<[Part<D>; 1]>),
-    /// Nothing can start. If a throttle is the reason: look again after this time.
+    /// Nothing can start. If a throttle is the reason: try again after this time.
     Nothing(Option<Duration>),
 }
 
-/// The limits that hold for a search.
+/// The limits that apply to a search.
 pub struct Limits<'a> {
     pub now: Duration,
     pub subjob_size: u64,
@@ -40,10 +40,10 @@ pub struct Limits<'a> {
     pub buffers: &'a mut Buffers,
 }
 
-/// Jobs of which not everything has started.
+/// Jobs that have not started completely.
 pub struct Queues<D> {
     of: [VecDeque<Rc<Queued<D>>>; CLASSES_COUNT],
-    /// The kind that is looked at first: they take turns.
+    /// The class that is examined first: classes are served round robin.
     turn: usize,
 }
 
@@ -53,7 +53,7 @@ impl<D> Default for Queues<D> {
     }
 }
 
-/// What one queue has to offer.
+/// What can start at the head of one queue.
 enum Head<D> {
     Start(Buf, SmallVec<[Part<D>; 1]>),
     Wait(Duration),
@@ -61,12 +61,12 @@ enum Head<D> {
 }
 
 impl<D> Queues<D> {
-    /// A job takes the last place of its queue.
+    /// Adds a job at the end of its queue.
     pub fn push(&mut self, job: Rc<Queued<D>>) {
         self.of[job.progress.client.user() as usize].push_back(job);
     }
 
-    /// Takes out the jobs that will not start anything more.
+    /// Removes the jobs that will not start anything more.
     pub fn sweep(&mut self) {
         let done = |p: &Progress| p.has_failed() || p.started.get() == p.len;
         for queue in &mut self.of {
@@ -74,7 +74,7 @@ impl<D> Queues<D> {
         }
     }
 
-    /// Jobs waiting to start.
+    /// Returns the number of jobs waiting to start.
     pub fn len(&self) -> usize {
         self.of.iter().map(VecDeque::len).sum()
     }
@@ -108,7 +108,7 @@ impl<D> Queues<D> {
         make: &impl Fn(usize) -> Buf,
     ) -> Head<D> {
         let mut soonest: Option<Duration> = None;
-        // Clients whose first job cannot start now: those behind it wait as well.
+        // Clients whose first job cannot start now: their later jobs wait as well.
         let mut blocked: SmallVec<[*const Client; 4]> = SmallVec::new();
         for i in 0..self.of[user].len() {
             let job = self.of[user][i].clone();
@@ -142,7 +142,7 @@ impl<D> Queues<D> {
         soonest.map_or(Head::Nothing, Head::Wait)
     }
 
-    /// The next part of job `i` of a queue, and whole jobs behind it that go on where it ends.
+    /// Returns the next part of job `i` of a queue, and whole jobs behind it that continue where it ends.
     fn parts(&self, user: usize, i: usize, subjob_size: u64) -> SmallVec<[Part<D>; 1]> {
         let queue = &self.of[user];
         let first = queue[i].clone();
@@ -185,9 +185,9 @@ fn note_throttled(client: &Client) {
     }
 }
 
-/// For messages and figures.
+/// For messages and statistics.
 impl CopyClass {
-    /// Its name in reports.
+    /// Returns its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             CopyClass::Break => "break",

@@ -1,26 +1,26 @@
-//! What has been copied, for whom, and what it waited for.
+//! Statistics of copies: bytes, requests and waiting times, by client and class.
 
 use std::time::Duration;
 
-/// What has been done for one job, in bytes; what goes to several destinations counts for each.
+/// What has been done for one job, in bytes; writes to several destinations count for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Read.
     pub read: u64,
     /// Written.
     pub written: u64,
-    /// Cloned or made zero by the device.
+    /// Cloned or zeroed by the device.
     pub offloaded: u64,
 }
 
-/// Figures of one client, or of a whole copier. Counted since the pool was opened.
+/// Statistics of one client, of a class, or of a whole copier, since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyStats {
     /// Jobs that have not started yet, now.
     pub queued: u64,
     /// Sub-jobs in flight, now.
     pub in_flight: u64,
-    /// Jobs that ended, however.
+    /// Jobs that have ended, with any outcome.
     pub jobs: u64,
     /// Of them, those that could not read or write.
     pub failed: u64,
@@ -28,27 +28,27 @@ pub struct CopyStats {
     pub cancelled: u64,
     /// Jobs that shared a request with the one before.
     pub merged: u64,
-    /// Requests that read.
+    /// Read requests.
     pub reads: u64,
-    /// Requests that wrote.
+    /// Write requests.
     pub writes: u64,
     /// Bytes read from devices.
     pub bytes_read: u64,
     /// Bytes written to devices.
     pub bytes_written: u64,
-    /// Bytes that devices cloned or made zero, neither read nor written.
+    /// Bytes that devices cloned or zeroed, neither read nor written.
     pub bytes_offloaded: u64,
-    /// Bytes of clients' writes that copies took along.
+    /// Bytes of clients' writes that were merged into copies.
     pub bytes_given: u64,
-    /// How often a job had to wait for a buffer, and how long altogether.
+    /// How often a job had to wait for a buffer, and how long in total.
     pub buffer_waits: u64,
     /// See `buffer_waits`.
     pub buffer_wait: Duration,
-    /// How often a throttle held a job up.
+    /// How often a throttle delayed a job.
     pub throttle_waits: u64,
-    /// How long jobs waited for their first sub-job, altogether.
+    /// How long jobs waited for their first sub-job, in total.
     pub wait: Duration,
-    /// How long jobs took from their submission to their end, altogether.
+    /// How long jobs took from their submission to their end, in total.
     pub latency: Duration,
     /// The longest that one took.
     pub longest: Duration,

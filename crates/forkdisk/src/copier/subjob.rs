@@ -1,5 +1,5 @@
-//! One buffer's worth of copying: read, wait for one's turn, write. What the device can clone is neither
-//! read nor written (see `offload`).
+//! One buffer of a copy: read, wait for admission, write. What the device can clone is neither read nor
+//! written (see `offload`).
 
 use std::io;
 use std::ops::Range;
@@ -18,22 +18,22 @@ use super::stats::Moved;
 
 /// A request that has been submitted.
 type Request = Pin<Box<dyn Future<Output = IoResult>>>;
-/// All that belongs together, of which the first request has been submitted.
+/// A set of requests, of which the first has been submitted.
 pub type StartedTransfer<D> = (Vec<SegmentGroup<D>>, Request);
 
-/// See the module. All parts belong to one client and follow each other at every destination.
+/// See the module. All parts belong to one client and are contiguous at every destination.
 pub struct SubJob<D> {
     pub parts: SmallVec<[Part<D>; 1]>,
     pub done: Moved,
-    /// Reads and writes that ended well.
+    /// Reads and writes that succeeded.
     pub requests: [u64; 2],
     buf: Option<Buf>,
     len: usize,
-    /// The device clones what it can; only what was given is written.
+    /// The device clones what it can; only provided bytes are written.
     pub(super) offloads: bool,
-    /// What is being filled from the source: places in the buffer.
+    /// Ranges of the buffer that are filled from the source.
     pub(super) fill: Vec<Range<usize>>,
-    /// What of it is as the source has it, as far as that was asked for.
+    /// Ranges of them that have been filled.
     pub(super) filled: Vec<Range<usize>>,
 }
 
@@ -60,12 +60,12 @@ impl<D> SubJob<D> {
         self.len
     }
 
-    /// The buffer, when nothing is in flight.
+    /// Takes the buffer, when nothing is in flight.
     pub fn take_buf(&mut self) -> Buf {
         self.buf.take().expect("a request gives its buffer back")
     }
 
-    /// Each part with its place in the buffer.
+    /// Yields each part with its place in the buffer.
     pub(super) fn placed(&self) -> impl Iterator<Item = (usize, &Part<D>)> {
         self.parts.iter().scan(0, |at, part| {
             let start = *at;
@@ -80,7 +80,7 @@ impl<D> SubJob<D> {
 }
 
 impl<D: Device> SubJob<D> {
-    /// Fills in what comes from nowhere and submits the first read of what is missing, if anything is.
+    /// Zeroes the holes and submits the first read of what is missing, if anything is.
     pub fn start_reading(&mut self) -> Option<StartedTransfer<D>> {
         self.fill = self.missing();
         let mut zeroes = Vec::new();
@@ -99,7 +99,7 @@ impl<D: Device> SubJob<D> {
         Some((groups, request))
     }
 
-    /// Reads, waits for its turn, writes. Failures end up with the jobs they belong to.
+    /// Reads, waits for admission, writes. Failures are noted in the jobs they belong to.
     pub async fn run(&mut self, engine: &Rc<Engine<D>>, reading: Option<StartedTransfer<D>>) {
         if let Some(reading) = reading {
             self.finish(reading, false).await;
@@ -122,12 +122,13 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// The parts whose jobs have not failed.
+    /// Returns the parts whose jobs have not failed.
     pub(super) fn alive(&self) -> Vec<usize> {
         (0..self.parts.len()).filter(|&i| !self.parts[i].job.progress.has_failed()).collect()
     }
 
-    /// Where everything that is to be filled of some of the parts comes from, and its place in the buffer.
+    /// Calls `see` for each piece to be filled of some of the parts, with its source and its place in the
+    /// buffer.
     fn each_source(&self, parts: &[usize], mut see: impl FnMut(CopySource<D>, Range<usize>)) {
         for (_, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
             let end = start + part.len as usize;
@@ -146,7 +147,7 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// What is read for some of the parts, by device, in order.
+    /// Returns what is read for some of the parts, by device, in order.
     fn reads(&self, parts: &[usize]) -> Vec<SegmentGroup<D>> {
         let mut groups: Vec<SegmentGroup<D>> = Vec::new();
         self.each_source(parts, |from, place| {
@@ -157,7 +158,7 @@ impl<D: Device> SubJob<D> {
         groups
     }
 
-    /// What is written for some of the parts, by device.
+    /// Returns what is written for some of the parts, by device.
     fn writes(&self, parts: &[usize]) -> Vec<SegmentGroup<D>> {
         let mut groups: Vec<SegmentGroup<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
@@ -171,8 +172,8 @@ impl<D: Device> SubJob<D> {
         groups
     }
 
-    /// The rest of what has begun. If something failed, each part is tried by itself to see whose
-    /// failure it is.
+    /// Completes what has begun. If a request failed, tries each part separately to find out which one
+    /// failed.
     pub(super) async fn finish(&mut self, (groups, first): StartedTransfer<D>, write: bool) {
         let parts = self.alive();
         let (mut result, buf) = first.await;
@@ -203,7 +204,7 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Reads or writes one part by itself.
+    /// Reads or writes one part separately.
     async fn transfer_part(&mut self, part: usize, write: bool) {
         for group in if write { self.writes(&[part]) } else { self.reads(&[part]) } {
             match self.transfer(&group, write).await {
@@ -241,7 +242,7 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Waits until everything near that was submitted before has been written, and nothing holds it.
+    /// Waits until everything near that was submitted before has been written, and no gate holds it.
     async fn await_turn(&self, engine: &Engine<D>) {
         let beside = |number: u64| self.parts.iter().any(|part| part.job.progress.number == number);
         let is_turn = || {
@@ -257,7 +258,7 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Lays what was given over what was read and submits the first write, if there is one.
+    /// Overlays what was read with the provided bytes and submits the first write, if there is one.
     fn start_writing(&mut self) -> Option<StartedTransfer<D>> {
         let groups = self.writes(&self.alive());
         let mut buf = self.take_buf();
@@ -289,7 +290,7 @@ impl<D: Device> SubJob<D> {
     }
 }
 
-/// Adds a piece: to the last one where it goes on, to its device's group, or to a new one.
+/// Adds a piece: to the last segment if it continues it, to its device's group, or to a new one.
 fn push<D>(groups: &mut Vec<SegmentGroup<D>>, place: &Place<D>, at: usize, len: usize) {
     let segment = Segment { offset: place.offset, at, len };
     let Some(group) = groups.iter_mut().find(|g| Rc::ptr_eq(&g.device, &place.device)) else {

@@ -1,15 +1,15 @@
-//! How much may be done: a share of the time, and bytes per second. Time comes from the caller.
+//! Throttling: a share of the time, and bytes per second. Time comes from the caller.
 
 use std::time::Duration;
 
 use crate::format::Throttle;
 
-/// Times beyond this are halved, so that what was long ago counts for less and less.
+/// Times beyond this are halved, so that older activity counts for less and less.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Shortest wait worth a timer.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// Measures what is done and says when there may be more.
+/// Measures activity and tells when more may start.
 pub struct Meter {
     limit: Throttle,
     /// Sub-jobs in flight.
@@ -24,23 +24,23 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A meter that holds to `limit`.
+    /// Creates a meter that enforces `limit`.
     pub fn new(limit: Throttle) -> Meter {
         let zero = Duration::ZERO;
         Meter { limit, in_flight: 0, until: zero, busy: zero, total: zero, due: zero }
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub fn limit(&self) -> Throttle {
         self.limit
     }
 
-    /// A new limit: what was done before is forgotten.
+    /// Sets a new limit and forgets earlier activity.
     pub fn set(&mut self, limit: Throttle) {
         *self = Meter { in_flight: self.in_flight, until: self.until, ..Meter::new(limit) };
     }
 
-    /// How long to wait before the next sub-job may start; `None`: not at all.
+    /// Returns how long to wait before the next sub-job may start; `None`: not at all.
     pub fn wait(&mut self, now: Duration) -> Option<Duration> {
         self.count(now);
         let bytes = self.due.saturating_sub(now);
@@ -59,7 +59,7 @@ impl Meter {
         self.owe(bytes, now);
     }
 
-    /// So many bytes were moved by who is not in flight, in so much time.
+    /// Charges `bytes` that a transfer outside of sub-jobs moved in the time `took`.
     pub fn charge(&mut self, bytes: u64, took: Duration, now: Duration) {
         self.count(now);
         self.busy += took.min(WINDOW);
@@ -98,7 +98,7 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    /// Runs sub-jobs of `bytes` and `time` one after the other for `span`; how many there were.
+    /// Runs sub-jobs of `bytes` and `time` in sequence for `span`; returns how many there were.
     fn run(meter: &mut Meter, bytes: u64, time: Duration, from: Duration, span: Duration) -> u32 {
         let (mut now, mut jobs) = (from, 0);
         while now < from + span {
@@ -125,7 +125,7 @@ mod tests {
         for (percent, jobs) in [(50, 500), (10, 100), (1, 10)] {
             let mut meter = Meter::new(Throttle { percent, bytes_per_second: 0 });
             let done = run(&mut meter, 4096, MS(10), MS(5000), MS(10_000));
-            // What was idle before it began may be made up for, within the window.
+            // Idle time before the start may be made up for, within the window.
             assert!((jobs..=jobs + 60).contains(&done), "{done} at {percent}%");
         }
     }

@@ -1,13 +1,14 @@
 //! Changing an ordered map: insertion with splits, removal with merges.
 //!
 //! Changes that belong together form a [`Batch`]. [`Editor::tree_prepare`] looks up every page that the batch
-//! touches and changes nothing; [`Editor::tree_apply`] then carries out the whole batch and returns nothing, because
-//! nothing can be missed any more:
+//! touches and changes nothing; [`Editor::tree_apply`] then carries out the whole batch. It cannot fail,
+//! because no lookup can miss any more:
 //!
-//! - Pairs are set before keys are taken out. Setting a pair splits pages and removes none, so the way down to every
-//!   other key of the batch stays in memory: its pages are those that were looked up, copies of them, or new ones.
-//! - Taking a key out descends to a page that holds the key, and that page is in memory for the same reason. A
-//!   neighbour that is not in memory is not merged with.
+//! - Pairs are set before keys are removed. Setting a pair splits pages and removes none, so the path to
+//!   every other key of the batch stays in memory: its pages are those that were looked up, copies of them,
+//!   or new ones.
+//! - Removing a key descends to a page that holds the key, and that page is in memory for the same reason. A
+//!   page is not merged with a neighbour that is not in memory.
 
 use smallvec::SmallVec;
 
@@ -18,16 +19,16 @@ use crate::types::FANOUT;
 
 use super::{Pair, Path, descend, root_level};
 
-/// A page with fewer pairs looks for a neighbour to be merged with.
+/// A page with fewer pairs is merged with a neighbour if possible.
 const MIN_PAIRS: usize = PAIRS_PER_LEAF / 4;
 /// Most pairs of a page that two were merged into.
 const MAX_MERGED_PAIRS: usize = PAIRS_PER_LEAF * 3 / 4;
 
-/// What becomes of a page from which a pair is taken.
+/// What happens to a page from which a pair is removed.
 enum Shrunk {
     /// It stays.
     Stays,
-    /// It has become empty.
+    /// It has become empty and is removed.
     Goes,
     /// It is merged with its neighbour: the left of the two is child `left` of the page above.
     Merges { left: usize },
@@ -46,17 +47,17 @@ impl Batch {
         self.sets.push((key, value));
     }
 
-    /// Takes `key` out, if it is there; a key that the same batch sets is taken out again.
+    /// Removes `key`, if it is there; a key that the same batch sets is removed again.
     pub fn remove(&mut self, key: u128) {
         self.removals.push(key);
     }
 
-    /// The removals as a batch of their own, for a planted bug that carries them out first.
+    /// Moves the removals into a separate batch, for a planted bug that carries them out first.
     pub fn take_removals(&mut self) -> Batch {
         Batch { removals: std::mem::take(&mut self.removals), ..Batch::default() }
     }
 
-    /// Sets the value of `key`, or takes the key out.
+    /// Sets the value of `key`, or removes the key.
     pub fn put(&mut self, key: u128, value: Option<u128>) {
         match value {
             Some(value) => self.set(key, value),
@@ -108,7 +109,7 @@ impl Editor<'_> {
         }
     }
 
-    /// The way down to `key`, every page of which is in memory.
+    /// Returns the path to `key`, every page of which is in memory.
     fn descend_prepared(&mut self, root: &TreeRoot, key: u128) -> Path {
         let missed = |miss| panic!("an applied batch of an ordered map misses a page: {miss:?}");
         descend(self.tables, root, key).unwrap_or_else(missed)
@@ -124,7 +125,7 @@ impl Editor<'_> {
         }
         let path = self.descend_prepared(root, key);
         let path = self.own_path(root, &path);
-        // Once its neighbour on the left is gone a page gets keys below its first bound.
+        // Once its left neighbour is gone a page gets keys below its first bound.
         for &(id, at) in path.iter().take(path.len() - 1) {
             let page = self.tables.slots_mut(id);
             if at == 0 && key < ordered::key(page, 0) {
@@ -139,7 +140,7 @@ impl Editor<'_> {
         self.add_pair(root, &path, key, value);
     }
 
-    /// Puts a pair into the leaf at the end of `path`; full pages are split, up to the root.
+    /// Inserts a pair into the leaf at the end of `path`; full pages are split, up to the root.
     fn add_pair(&mut self, root: &mut TreeRoot, path: &Path, mut key: u128, mut value: MapEntry) {
         for (depth, &(id, at)) in path.iter().enumerate().rev() {
             // In a leaf `at` is where the pair goes, above it is the child that was split.
@@ -148,7 +149,7 @@ impl Editor<'_> {
             if ordered::pairs(page) < PAIRS_PER_LEAF {
                 return ordered::insert(page, at, key, value);
             }
-            // Whoever appends leaves full pages behind.
+            // Appending in ascending order leaves full pages behind.
             let middle = if at == PAIRS_PER_LEAF { PAIRS_PER_LEAF } else { PAIRS_PER_LEAF / 2 };
             let mut right = ordered::split(page, middle);
             match at < middle {
@@ -165,7 +166,7 @@ impl Editor<'_> {
         root.entry = self.tables.create(root_level(root.height), self.epoch, Entries::whole(top)).1;
     }
 
-    /// Takes `key` out, if it is there.
+    /// Removes `key`, if it is there.
     fn remove_key(&mut self, root: &mut TreeRoot, key: u128) {
         let path = self.descend_prepared(root, key);
         let Some(&(leaf, at)) = path.last() else { return };
@@ -195,7 +196,7 @@ impl Editor<'_> {
         self.lower(root);
     }
 
-    /// Brings the neighbours into memory that pages of `path` are merged with once a pair is taken from each.
+    /// Loads the neighbours that pages of `path` are merged with once a pair is removed from each.
     fn load_neighbours(&mut self, root: &TreeRoot, path: &Path) -> Result<(), TableMiss> {
         for depth in (1..path.len()).rev() {
             let left = self.pairs_left(path, depth);
@@ -206,8 +207,8 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// What becomes of the pages of `path`, from the leaf up, until one stays. A neighbour that is not in memory is
-    /// left alone.
+    /// Returns what happens to the pages of `path`, from the leaf up, until one stays. A neighbour that is
+    /// not in memory is left alone.
     fn plan_removal(&mut self, root: &TreeRoot, path: &Path) -> Vec<Shrunk> {
         let mut plan = Vec::new();
         for depth in (0..path.len()).rev() {
@@ -228,12 +229,13 @@ impl Editor<'_> {
         plan
     }
 
-    /// How many pairs a page of `path` has left once one is taken out.
+    /// Returns how many pairs a page of `path` has left once one is removed.
     fn pairs_left(&self, path: &Path, depth: usize) -> usize {
         ordered::pairs(self.tables.node(path[depth].0).slots()) - 1
     }
 
-    /// The neighbour that a page with `left` pairs is merged with, told by the left one of the two.
+    /// Returns the neighbour that a page with `left` pairs is merged with, as the index of the left one of
+    /// the two.
     fn neighbour(
         &mut self,
         root: &TreeRoot,
@@ -270,7 +272,7 @@ impl Editor<'_> {
         self.tables.remove(from);
     }
 
-    /// A root with a single child gives way to it.
+    /// Replaces a root that has a single child by that child.
     fn lower(&mut self, root: &mut TreeRoot) {
         while root.height > 1 {
             let id = self.tables.get(root.entry, root_level(root.height)).expect("changed just now");
@@ -280,14 +282,14 @@ impl Editor<'_> {
             }
             *root = TreeRoot { entry: ordered::value(page, 0), height: root.height - 1 };
             self.tables.remove(id);
-            // The child may be one that is not in memory: it stays as it is.
+            // If the child is not in memory, the root stays.
             if self.tables.get(root.entry, root_level(root.height)).is_err() {
                 return;
             }
         }
     }
 
-    /// The pages of `path`, all of which may be changed.
+    /// Makes all pages of `path` changeable and returns their path.
     fn own_path(&mut self, root: &mut TreeRoot, path: &Path) -> Path {
         let mut owned = Path::new();
         for (depth, &(_, at)) in path.iter().enumerate() {
@@ -305,7 +307,7 @@ impl Editor<'_> {
         owned
     }
 
-    /// A page that may be changed in place of the one `entry` points to, which is in memory.
+    /// Returns a page that may be changed, to replace the one that `entry` points to, which is in memory.
     fn own_page(&mut self, entry: MapEntry, level: u8) -> (NodeId, MapEntry) {
         let id = self.tables.get(entry, level).expect("looked up before");
         if self.tables.is_dirty(id) {

@@ -1,12 +1,12 @@
 //! The ordered map: a B+tree of shadow-paged 4 KiB pages with keys and values of 16 bytes.
 //!
-//! Its pages live in the same store as the tables of the radix maps and follow the same rules: they
-//! have no address until a checkpoint places them, a frozen page is copied before it changes, their
-//! checksum lies in the entry above and tells damage, place and age. Unlike tables they are never
-//! shared: every page has one reference.
+//! Its pages live in the same store as the tables of the radix maps and follow the same rules: they have no
+//! address until a checkpoint places them, a frozen page is copied before it changes, and their checksum lies
+//! in the entry above and detects damage, a wrong place and a wrong age. Unlike tables they are never shared:
+//! every page has one reference.
 //!
-//! As in `map/` everything is synchronous and works on pages in memory; what is not there is
-//! answered by a [`TableMiss`], before anything has changed.
+//! As in `map/` everything is synchronous and works on pages in memory; if one is missing, a function returns
+//! a [`TableMiss`] before it has changed anything.
 
 mod edit;
 
@@ -27,19 +27,19 @@ pub type Pair = (u128, u128);
 /// Pages from the root down to a leaf, with the pair taken in each.
 type Path = SmallVec<[(NodeId, usize); 6]>;
 
-/// Level of the root page of a map that has `height` levels.
+/// Returns the level of the root page of a map that has `height` levels.
 fn root_level(height: u8) -> u8 {
     ORDERED_LEAF + height - 1
 }
 
-/// The child of an upper page under which `key` belongs.
+/// Returns the child of an upper page under which `key` belongs.
 fn child_of(page: &ordered::Slots, key: u128) -> usize {
     let at = ordered::position(page, key);
     let exact = at < ordered::pairs(page) && ordered::key(page, at) == key;
     if exact { at } else { at.saturating_sub(1) }
 }
 
-/// The way down to where `key` is or would be; empty for an empty map.
+/// Returns the path to where `key` is or would be; empty for an empty map.
 fn descend(tables: &mut Tables, root: &TreeRoot, key: u128) -> Result<Path, TableMiss> {
     let mut path = Path::new();
     let mut entry = root.entry;
@@ -57,7 +57,7 @@ fn descend(tables: &mut Tables, root: &TreeRoot, key: u128) -> Result<Path, Tabl
     Ok(path)
 }
 
-/// The leftmost leaf behind the leaf at the end of `path`, if there is one.
+/// Returns the leftmost leaf behind the leaf at the end of `path`, if there is one.
 fn next_leaf(tables: &mut Tables, height: u8, path: &Path) -> Result<Option<NodeId>, TableMiss> {
     for (depth, &(id, at)) in path.iter().enumerate().rev().skip(1) {
         let page = tables.node(id).slots();
@@ -77,18 +77,18 @@ fn next_leaf(tables: &mut Tables, height: u8, path: &Path) -> Result<Option<Node
     Ok(None)
 }
 
-/// The value of `key`.
+/// Returns the value of `key`.
 pub fn get(tables: &mut Tables, root: &TreeRoot, key: u128) -> Result<Option<u128>, TableMiss> {
     Ok(lower_bound(tables, root, key)?.filter(|&(found, _)| found == key).map(|(_, value)| value))
 }
 
-/// The pair with the smallest key that is not below `key`.
+/// Returns the pair with the smallest key that is not below `key`.
 pub fn lower_bound(tables: &mut Tables, root: &TreeRoot, key: u128) -> Result<Option<Pair>, TableMiss> {
     Ok(scan(tables, root, key, u128::MAX, 1)?.first().copied())
 }
 
-/// Pairs from `from` on whose keys are below `end`, in order: at most `max`, and no more than one
-/// leaf holds. None only if there are none.
+/// Returns pairs from `from` on whose keys are below `end`, in ascending order: at most `max`, and no more
+/// than one leaf holds. Empty only if there are none.
 pub fn scan(tables: &mut Tables, root: &TreeRoot, from: u128, end: u128, max: usize) -> Result<Vec<Pair>, TableMiss> {
     let path = descend(tables, root, from)?;
     let Some(&(mut leaf, mut at)) = path.last() else { return Ok(Vec::new()) };
@@ -103,7 +103,7 @@ pub fn scan(tables: &mut Tables, root: &TreeRoot, from: u128, end: u128, max: us
     Ok(pairs.take_while(|&(key, _)| key < end).take(max).collect())
 }
 
-/// The pages right below a page of `level`.
+/// Returns the pages directly below a page of `level`.
 pub fn children(page: &ordered::Slots, level: u8) -> Vec<MapEntry> {
     let n = if level > ORDERED_LEAF { ordered::pairs(page) } else { 0 };
     (0..n).map(|i| ordered::value(page, i)).collect()

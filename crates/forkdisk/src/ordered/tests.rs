@@ -1,4 +1,4 @@
-//! The ordered map against the standard library's, with checkpoints, loads and evictions between.
+//! The ordered map compared with the standard library's, with checkpoints, loads and evictions in between.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::map::{Editor, Stop};
 use crate::space::{Space, Step};
 use crate::types::{Epoch, PageAddr};
 
-/// Somewhat more than a page takes in memory, in bytes.
+/// Somewhat more than the memory of a page, in bytes.
 const PAGE_IN_MEMORY: usize = 4800;
 
 /// A map in a pool of 64 MiB whose device is a table of pages.
@@ -123,7 +123,7 @@ impl World {
         self.tables.evict();
     }
 
-    /// Pages of the map on the device, by walking it.
+    /// Counts the pages of the map on the device by walking it.
     fn pages(&mut self) -> u64 {
         let mut todo = vec![(self.root.entry, self.root.height)];
         let mut n = 0;
@@ -148,7 +148,7 @@ impl World {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u16, u64),
-    /// This many rising keys.
+    /// This many ascending keys.
     Append(u16, u8),
     Remove(u16),
     RemoveRange(u16, u8),
@@ -223,7 +223,7 @@ proptest! {
             let placed = world.freeze();
             world.finish(placed);
         }
-        // Nothing is lost and nothing is held twice.
+        // Nothing is lost and nothing is used twice.
         prop_assert_eq!(empty - world.space.available(), world.pages());
     }
 }
@@ -233,7 +233,7 @@ fn bounds_rise_when_keys_come_below_those_of_what_was_removed() {
     let mut world = World::new(1000);
     (0..60_000u128).for_each(|k| assert_eq!(world.insert(k * 4, 0), None));
     assert!(world.root.height >= 3);
-    // Whole pages go in the middle; then their range fills again, from above.
+    // Whole pages in the middle are removed; then their range fills again, in descending order.
     (20_000..40_000u128).for_each(|k| assert!(world.remove(k * 4).is_some()));
     (20_000..40_000u128).rev().for_each(|k| assert_eq!(world.insert(k * 4 + 1, 1), None));
     (20_000..40_000u128).for_each(|k| assert_eq!(world.insert(k * 4 + 2, 2), None));
@@ -255,7 +255,7 @@ fn what_is_removed_gives_its_pages_back() {
     let n = 20_000u128;
     (0..n).for_each(|k| assert_eq!(world.insert((k * 7919) % n, k), None));
     assert_eq!(world.root.height, 3);
-    // Of every 200 one stays: pages are merged on the way.
+    // Of every 200 keys one stays: pages are merged in the process.
     (0..n).filter(|k| k % 200 != 0).for_each(|k| assert!(world.remove(k).is_some()));
     assert_eq!(world.all().len(), 100);
     assert!(world.pages() <= 10, "{} pages for 100 pairs", world.pages());
@@ -280,14 +280,15 @@ fn memory_is_bounded_by_the_cache() {
     assert_eq!(world.tables.unwritten(), 0);
 }
 
-/// A map with a leaf of one pair in the middle, nothing of which is in memory; the key of that pair.
+/// Returns a map with a leaf of one pair in the middle, of which nothing is in memory, and the key of that
+/// pair.
 fn with_a_lone_pair() -> (World, u128) {
     let mut world = World::new(1000);
     let n = 3 * PAIRS_PER_LEAF as u128;
     (0..n).for_each(|k| assert_eq!(world.insert(k * 10, k), None));
     let placed = world.freeze();
     world.finish(placed);
-    // Its neighbours are not in memory when its pairs go, so it is merged with neither.
+    // Its neighbours are not in memory when its pairs are removed, so it is merged with neither.
     let lone = (PAIRS_PER_LEAF as u128 + 5) * 10;
     for k in PAIRS_PER_LEAF as u128..2 * PAIRS_PER_LEAF as u128 {
         world.cool();
@@ -330,7 +331,7 @@ fn the_same_in_two_steps_would_stop_between_them() {
     batch.remove(lone);
     batch.set(lone - 1, 77);
     let steps = world.run(|e, root| {
-        // Everything that the way down to both keys takes is in memory.
+        // All pages on the paths to both keys are in memory.
         drop(e.tree_prepare(root, batch.clone())?);
         let removals = e.tree_prepare(root, batch.clone().take_removals())?;
         e.tree_apply(root, removals);
@@ -352,7 +353,8 @@ proptest! {
             model.insert(key(k), 1);
         }
         for (at, n, back) in moves {
-            // From between the keys to behind each of them, or back: as copies are handed from one snapshot to another.
+            // Moves each key from between the keys to behind them, or back, as deletion of a snapshot
+            // relabels copies.
             let (from, to) = if back { (1, 0) } else { (0, 1) };
             let mut batch = Batch::default();
             for k in at..(at + n).min(3000) {

@@ -1,4 +1,4 @@
-//! What arrives: pieces from everywhere, several destinations, bytes given before and meanwhile.
+//! The copied contents: mixed sources, several destinations, bytes provided before and during the copy.
 
 use proptest::prelude::*;
 
@@ -63,9 +63,9 @@ fn bytes_that_come_too_late_are_refused() {
 enum Step {
     /// A job: pieces of (sectors, kind, source sector).
     Job(Vec<(u64, u8, u64)>),
-    /// Bytes for one of the jobs so far: which, at which part of it, how many.
+    /// Bytes for one of the jobs so far: which job, the position in it, how many.
     Give(usize, u64, usize),
-    /// A while passes.
+    /// Time passes.
     Wait(u8),
     /// Other settings: sub-job in 64 KiB, split count, whether the device clones.
     Set(u32, u32, bool),
@@ -87,7 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A job and what its destination has to hold in the end, unless it was cancelled.
+/// A job and what its destination must hold in the end, unless it was cancelled.
 struct Expected {
     ticket: JobHandle,
     to: u64,

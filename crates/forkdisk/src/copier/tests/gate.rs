@@ -1,4 +1,4 @@
-//! A gate holds writes back until everything is read, and nobody from anything.
+//! A gate holds writes back until everything is read, and never blocks other jobs.
 
 use super::*;
 use crate::copier::WriteGate;
@@ -53,7 +53,7 @@ fn it_does_not_hold_while_anything_waits_to_be_started() {
         let gate = lab.copier.gate();
         let tickets: Vec<JobHandle> = (0..8).map(|i| held(&lab, &gate, i * LEN)).collect();
         all_read(&lab, &tickets);
-        // Somebody else, who needs the buffers that the last of them holds.
+        // Another client, which needs the buffers that the last of them holds.
         let other = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
         let more = lab.copier.submit(&other, lab.job(0, HALF + (20 << 20), 4 << 20), Vec::new());
         lab.clock.run(more.wait_done()).expect("copied");

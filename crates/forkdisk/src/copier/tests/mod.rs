@@ -1,4 +1,4 @@
-//! The copier on devices that answer late and out of order, by a clock that is moved by hand.
+//! The copier on devices that complete late and out of order, with a clock that is set by hand.
 
 mod contents;
 mod errors;
@@ -28,7 +28,7 @@ use super::{Client, Copier, CopyClass, CopySource, Job, JobGroup, JobHandle, Pie
 
 const KIB: u64 = 1 << 10;
 
-/// A device whose requests take effect at once and end after times of their own.
+/// A device whose requests take effect at once and end after individual delays.
 pub struct Jittery<D> {
     inner: D,
     clock: Inline,
@@ -102,7 +102,7 @@ pub struct Lab {
     pub copier: Copier<Disk>,
     pub client: Rc<Client>,
     refuse: Verdict,
-    /// What is refused is refused with this.
+    /// Refused requests fail with this error.
     with: Rc<Cell<io::ErrorKind>>,
     memory: MemoryDevice,
 }
@@ -124,7 +124,7 @@ impl Lab {
         Lab::with_pace(settings, seed, 20)
     }
 
-    /// Requests take 1 to `reach` ms.
+    /// Creates a lab in which requests take 1 to `reach` ms.
     pub fn with_pace(settings: CopierSettings, seed: u64, reach: u64) -> Lab {
         let (clock, memory) = (Inline::default(), MemoryDevice::new(2 * HALF));
         let refuse: Verdict = Rc::new(RefCell::new(Box::new(|_: &Request| false)));
@@ -153,12 +153,12 @@ impl Lab {
         }
     }
 
-    /// Fails every request of which this is true.
+    /// Fails every request for which `verdict` returns true.
     pub fn refuse(&self, verdict: impl FnMut(&Request) -> bool + 'static) {
         *self.refuse.borrow_mut() = Box::new(verdict);
     }
 
-    /// Nothing can be cloned although the device thought so.
+    /// Makes every clone fail although the device reported that it can clone.
     pub fn refuse_to_clone(&self) {
         self.with.set(io::ErrorKind::Unsupported);
         self.refuse(|request| matches!(request.kind, RequestKind::Clone | RequestKind::Zero));
@@ -168,7 +168,7 @@ impl Lab {
         Place { device: self.disk.clone(), offset }
     }
 
-    /// A copy of `len` bytes; everything is near everything.
+    /// Returns a copy job of `len` bytes; all such jobs are near each other.
     pub fn job(&self, from: u64, to: u64, len: u64) -> Job<Disk> {
         let source = vec![Piece { len, from: CopySource::Device(self.place(from)) }];
         Job {
@@ -202,14 +202,14 @@ impl Lab {
     }
 }
 
-/// What the source holds.
+/// Returns the contents of the source.
 pub fn pattern(offset: u64, len: u64) -> Vec<u8> {
     static ALL: OnceLock<Vec<u8>> = OnceLock::new();
     let all = ALL.get_or_init(|| (0..HALF / 8).flat_map(|word| (word * 8).to_le_bytes()).collect());
     all[offset as usize..(offset + len) as usize].to_vec()
 }
 
-/// Where requests of a kind began, in the order in which they reached the device.
+/// Returns where requests of a kind began, in the order in which they reached the device.
 pub fn places(recording: &Recording, kind: RequestKind) -> Vec<(u64, u64)> {
     recording.requests.iter().filter(|r| r.kind == kind).map(|r| (r.offset, r.len)).collect()
 }

@@ -1,4 +1,4 @@
-//! Devices that clone: what is read and written beside that, what goes along, what fails.
+//! Devices that clone: what is still read and written, what is merged, what fails.
 
 use super::super::{CopyError, ProvidedBytes};
 use super::*;
@@ -13,7 +13,7 @@ fn given(at: u64, len: usize, fill: u8) -> ProvidedBytes {
     ProvidedBytes { at, range: 0..len, bytes: Rc::new(Buf::copy_of(&vec![fill; len])) }
 }
 
-/// The source's contents with some bytes replaced.
+/// Returns the source's contents with some bytes replaced.
 fn patched(from: u64, len: u64, patches: &[(u64, usize, u8)]) -> Vec<u8> {
     let mut bytes = pattern(from, len);
     patches.iter().for_each(|&(at, len, fill)| bytes[at as usize..at as usize + len].fill(fill));
@@ -145,7 +145,7 @@ fn what_was_given_is_written_in_the_order_of_submission() {
         let seen = lab.disk.take();
         let (clones, writes) = (places(&seen, RequestKind::Clone), places(&seen, RequestKind::WriteData));
         assert_eq!((clones.len(), writes.len(), seen.count(RequestKind::Read)), (48, 24, 0));
-        // Also the clones wait for their turn: nothing of a job before all that comes before it.
+        // Clones wait for admission, too: nothing of a job goes before all that was submitted before it.
         assert!(seen.requests.is_sorted_by_key(|r| r.offset), "{settings:?}");
         for i in 0..24 {
             let expected = patched(i * 192 * KIB, 128 * KIB, &[(i * 4 * KIB, 4096, i as u8)]);

@@ -1,4 +1,4 @@
-//! Jobs start, are written and end in the order in which they came, whatever is short.
+//! Jobs start, are written and end in the order of submission, whatever resource is scarce.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn every_kind_of_user_goes_on_while_another_holds_all_it_may() {
 #[test]
 fn neighbours_in_the_queue_become_one_request() {
     let lab = Lab::new(scarce(), 21);
-    // The first holds the only buffer; those behind it go on where the one before ends.
+    // The first holds the only buffer; those behind it continue where the one before ends.
     let first = lab.submit(lab.job(0, HALF, 64 * KIB));
     let small: Vec<JobHandle> = (0..8)
         .map(|i| lab.submit(lab.job((1 << 20) + i * 16 * KIB, HALF + (1 << 20) + i * 16 * KIB, 16 * KIB)))

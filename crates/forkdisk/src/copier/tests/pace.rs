@@ -4,7 +4,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long it takes to copy 16 MiB with requests of exactly 1 ms.
+/// Returns the time to copy 16 MiB with requests of exactly 1 ms.
 fn time(lab: &Lab) -> Duration {
     let (from, ticket) = (lab.clock.now(), lab.submit(lab.job(0, HALF, 16 << 20)));
     lab.clock.run(ticket.wait_done()).expect("copied");
