@@ -1,8 +1,8 @@
-//! Checksums that tell not only damage but also a page in the wrong place.
+//! Checksums that detect damage and also a page in the wrong place.
 
 use crate::types::PageAddr;
 
-/// What a metadata page is, besides its bytes: all of it goes into the checksum.
+/// The identity of a metadata page: all of it goes into the checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct Seed {
     /// The pool's uuid.

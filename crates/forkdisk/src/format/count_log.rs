@@ -1,8 +1,8 @@
-//! The log of counts: what checkpoints changed without writing the count pages it concerns.
+//! The log of counts: changes that checkpoints made without writing the count pages.
 //!
 //! It lies in pages of the first block that nothing else uses. Every checkpoint that adds to it adds a
-//! *segment* of one or more units of four pages: flash devices hardly write less at once, and it is one
-//! request either way. The superblock says how many pages there are and the checksum of them all.
+//! *segment* of one or more units of four pages: flash devices rarely write less at once, and it is one
+//! request either way. The superblock contains the number of its pages and the checksum of all of them.
 
 use crate::bits::{Bitmap, mask, rows};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr};
@@ -12,24 +12,24 @@ use super::counts::LEAF_BLOCKS;
 use super::cursor::{Append, Reader};
 use super::layout::SUPERBLOCK_PAGES;
 
-/// Pages there are for it.
+/// Pages available for the log.
 const COUNT_LOG_PAGES: u32 = 252;
-/// Bytes of which a segment is a multiple.
+/// A segment is a multiple of this many bytes.
 const COUNT_LOG_UNIT_BYTES: usize = 4 * PAGE_SIZE;
 /// The kind in its checksum.
 const SEED_LEVEL: u8 = 0xc0;
 
-/// How much of the log counts.
+/// The valid part of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountLog {
-    /// Pages of it; 0: there is none.
+    /// Number of its pages; 0: there is no log.
     pub pages: u32,
-    /// Of them all, one behind the other; 0 if there are none.
+    /// Checksum of all of them together; 0 if there are none.
     pub checksum: u32,
 }
 
 impl CountLog {
-    /// With the pages of one more segment behind it.
+    /// Returns the log with the pages of one more segment appended.
     pub fn with(self, pool: [u8; 16], segment: &[u8]) -> CountLog {
         if segment.is_empty() {
             return self;
@@ -41,7 +41,7 @@ impl CountLog {
         CountLog { pages: self.pages + (segment.len() / PAGE_SIZE) as u32, checksum }
     }
 
-    /// Whether there can be such a one.
+    /// Whether these values are possible.
     pub fn makes_sense(self) -> bool {
         let is_whole = (self.pages as usize * PAGE_SIZE).is_multiple_of(COUNT_LOG_UNIT_BYTES);
         self.pages <= COUNT_LOG_PAGES && is_whole && (self.pages > 0 || self.checksum == 0)
@@ -57,35 +57,35 @@ fn seed(pool: [u8; 16]) -> Seed {
     Seed { pool, page: count_log_page(0), level: SEED_LEVEL, birth: 0 }
 }
 
-/// Where page `i` of the log lies: around the second superblock.
+/// Returns where page `i` of the log lies: around the second superblock.
 pub fn count_log_page(i: u32) -> PageAddr {
     let at = u64::from(i) + 1;
     PageAddr(at + u64::from(at >= SUPERBLOCK_PAGES[1].0))
 }
 
-/// What changes in a leaf of counts.
+/// The changes in a leaf of counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeafChange {
-    /// Which leaf.
+    /// Number of the leaf.
     pub leaf: u64,
-    /// Pages in use under it.
+    /// Change of the pages in use under it.
     pub used: i64,
-    /// References noted above it, that each of its blocks has as a whole.
+    /// Change of the common count: references noted above the leaf, which each of its blocks has as a whole.
     pub common: i32,
-    /// Counts of its blocks that change, by the block's place in the leaf, rising.
+    /// Changes of its blocks, by the block's index in the leaf, ascending.
     pub blocks: Vec<(u8, BlockChange)>,
 }
 
-/// What changes in the counts of a block.
+/// The changes in the counts of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockChange {
-    /// References to the block as a whole.
+    /// Change of the references to the block as a whole.
     pub whole: i64,
-    /// By how much (not 0), and which pages' counts; no page twice.
+    /// Changes (not 0), each with the pages whose counts change by it; no page twice.
     pub pages: Vec<(i32, Bitmap)>,
 }
 
-/// The pages of a segment.
+/// Encodes the pages of a segment.
 pub fn encode_count_segment(changes: &[LeafChange]) -> Vec<u8> {
     let mut out = Vec::new();
     number(&mut out, changes.len() as u64);
@@ -97,7 +97,7 @@ pub fn encode_count_segment(changes: &[LeafChange]) -> Vec<u8> {
         signed(&mut out, change.common.into());
         out.u8(change.blocks.iter().fold(0, |mask, (place, _)| mask | 1 << place));
         for (_, block) in &change.blocks {
-            // Most change in one set of pages only.
+            // Most changes affect one set of pages only.
             number(&mut out, (block.pages.len() as u64) << 1 | u64::from(block.whole != 0));
             if block.whole != 0 {
                 signed(&mut out, block.whole);
@@ -112,7 +112,7 @@ pub fn encode_count_segment(changes: &[LeafChange]) -> Vec<u8> {
     out
 }
 
-/// The changes of all segments of a log, in their order. `None`: it makes no sense.
+/// Decodes the changes of all segments of a log, in their order. `None`: they are invalid.
 pub fn decode_count_log(log: &[u8], leaves: u64) -> Option<Vec<LeafChange>> {
     let (mut changes, mut rest) = (Vec::new(), log);
     while !rest.is_empty() {
@@ -138,7 +138,7 @@ pub fn decode_count_log(log: &[u8], leaves: u64) -> Option<Vec<LeafChange>> {
     Some(changes)
 }
 
-/// A number if it is not further from 0 than `most`.
+/// Returns a number if its magnitude is at most `most`.
 fn within(n: i64, most: i64) -> Option<i64> {
     (-most..=most).contains(&n).then_some(n)
 }
@@ -160,8 +160,8 @@ fn read_block(r: &mut Reader<'_>) -> Option<BlockChange> {
     Some(block)
 }
 
-/// Rows of pages: how many lie before each, and how many it has, as Rice codes. Sparse sets take a byte for
-/// a page, dense ones less than a bit.
+/// Encodes runs of pages as Rice codes: the gap before each, and its length. Sparse sets take a byte for a
+/// page, dense ones less than a bit.
 fn pages(out: &mut Vec<u8>, bits: Bitmap) {
     let mut end = 0;
     let rows: Vec<(usize, usize)> = rows(bits)
@@ -198,16 +198,16 @@ fn read_pages(r: &mut Reader<'_>) -> Option<Bitmap> {
     Some(bits)
 }
 
-/// Most bits of a code that are not counted.
+/// Largest parameter: bits of a code that are stored unencoded.
 const MAX_PARAMETER: u8 = 7;
 
-/// The parameter with which these take the fewest bits.
+/// Returns the parameter with which these take the fewest bits.
 fn best(all: impl Iterator<Item = usize> + Clone) -> u8 {
     let bits = |parameter: u8| all.clone().map(|n| (n >> parameter) + 1 + usize::from(parameter)).sum::<usize>();
     (0..=MAX_PARAMETER).min_by_key(|&parameter| bits(parameter)).unwrap_or_default()
 }
 
-/// Bits one behind the other, the lowest of a byte first.
+/// A sequence of bits, the lowest of a byte first.
 struct Codes<'a> {
     out: &'a mut Vec<u8>,
     bits: u8,
@@ -215,7 +215,7 @@ struct Codes<'a> {
 }
 
 impl Codes<'_> {
-    /// `n >> parameter` ones and a zero, then the lower bits of `n`.
+    /// Appends `n >> parameter` ones and a zero, then the lower bits of `n`.
     fn add(&mut self, n: usize, parameter: u8) {
         (0..n >> parameter).for_each(|_| self.bit(1));
         self.bit(0);
@@ -267,7 +267,7 @@ impl CodesRead<'_, '_> {
     }
 }
 
-/// Seven bits to a byte, the lowest first; the highest bit says that more follow.
+/// Appends a number, seven bits to a byte, the lowest first; the highest bit marks that more follow.
 fn number(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.u8(n as u8 | 0x80);
@@ -290,7 +290,7 @@ fn read_number(r: &mut Reader<'_>) -> Option<u64> {
     None
 }
 
-/// Small ones, positive or negative, take one byte: 0, -1, 1, -2, … are 0, 1, 2, 3, …
+/// Appends a signed number; small ones take one byte: 0, -1, 1, -2, … are 0, 1, 2, 3, …
 fn signed(out: &mut Vec<u8>, n: i64) {
     number(out, (n << 1 ^ n >> 63) as u64);
 }
@@ -348,7 +348,7 @@ mod tests {
         for bit in (0..log.len() * 8).step_by(3) {
             log[bit / 8] ^= 1 << (bit % 8);
             assert!(!end.is([1; 16], &log), "bit {bit}");
-            // Whatever it is, it is read to its end or refused.
+            // Any input is read to its end or refused.
             let _ = decode_count_log(&log, 40);
             log[bit / 8] ^= 1 << (bit % 8);
         }

@@ -15,7 +15,7 @@ pub const LEAF_BLOCKS: usize = 7;
 pub const LEAVES_PER_REGION: usize = 124;
 const BLOCK_BYTES: usize = 16 + BLOCK_PAGES as usize * 2;
 
-/// Which of the two places of a count page.
+/// One of the two places of a count page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     /// The first.
@@ -25,7 +25,7 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// The other one.
+    /// Returns the other one.
     pub fn other(self) -> Slot {
         match self {
             Slot::A => Slot::B,
@@ -34,21 +34,21 @@ impl Slot {
     }
 }
 
-/// What the page above knows of a count page. `None` as slot: never written, all 0.
+/// Entry of a count page in the page above. `None` as slot: never written, all 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountEntry {
     /// The current slot.
     pub slot: Option<Slot>,
     /// Checksum of the page in it.
     pub checksum: u32,
-    /// Pages in use under it, not counting what is reserved from the beginning.
+    /// Pages in use under it, without those reserved from the beginning.
     pub used: u64,
-    /// References that each block of a leaf has as a whole beside those that the leaf says.
+    /// Common count: references that each block of a leaf has as a whole in addition to those in the leaf.
     pub common: u16,
 }
 
 impl CountEntry {
-    /// The bytes on disk.
+    /// Encodes the entry.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut out = [0; 16];
         out[0] = self.slot.map_or(0, |slot| 1 + slot as u8);
@@ -58,7 +58,7 @@ impl CountEntry {
         out
     }
 
-    /// The entry in 16 bytes; `initially_free` stands for a page that was never written. `None`: damage.
+    /// Decodes an entry; `initially_free` is used for a page that was never written. `None`: damage.
     pub fn from_bytes(bytes: [u8; 16], initially_free: u64) -> Option<CountEntry> {
         let slot = match bytes[0] {
             0 => None,
@@ -75,13 +75,13 @@ impl CountEntry {
     }
 }
 
-/// A page's count that is *pinned*: how many references there are is not known, so the page is never free again and
-/// never written in place.
+/// A page's count that is *pinned*: the number of references is not known, so the page is never free again
+/// and never written in place.
 pub const PINNED: u32 = u32::MAX;
 /// A pinned count in a leaf. Larger counts are stored as one more than they are.
 const STORED_PINNED: u32 = u16::MAX as u32;
 
-/// What a leaf stores for a count.
+/// Returns the stored form of a count.
 fn stored(count: u32) -> u32 {
     match count {
         count if count < STORED_PINNED => count,
@@ -106,7 +106,7 @@ impl Default for CountPage {
 }
 
 impl CountPage {
-    /// A copy of a page of `level` read from disk. `None`: the upper bits of a leaf are damaged.
+    /// Copies a page of `level` read from disk. `None`: the upper bits of a leaf are damaged.
     pub fn from_bytes(level: u8, bytes: &[u8]) -> Option<CountPage> {
         let mut page = CountPage::default();
         page.bytes.copy_from_slice(&bytes[..PAGE_SIZE]);
@@ -116,7 +116,7 @@ impl CountPage {
         Some(page)
     }
 
-    /// The bytes on disk. Those of a leaf must have been [sealed](Self::seal) since its last change.
+    /// Returns the bytes on disk. Those of a leaf must have been [sealed](Self::seal) since its last change.
     pub fn bytes(&self) -> &[u8; PAGE_SIZE] {
         &self.bytes
     }
@@ -145,7 +145,7 @@ impl CountPage {
         self.upper.is_some()
     }
 
-    /// Entry `i` of an upper page.
+    /// Returns entry `i` of an upper page.
     pub fn entry(&self, i: usize, initially_free: u64) -> Option<CountEntry> {
         CountEntry::from_bytes(self.bytes[i * 16..][..16].try_into().ok()?, initially_free)
     }
@@ -155,7 +155,7 @@ impl CountPage {
         self.bytes[i * 16..][..16].copy_from_slice(&entry.to_bytes());
     }
 
-    /// The counts of the leaf's block number `i`.
+    /// Returns the counts of the leaf's block number `i`.
     pub fn block(&self, i: usize) -> BlockCounts<'_> {
         let bytes = self.bytes[i * BLOCK_BYTES..][..BLOCK_BYTES].try_into().expect("seven blocks fit a leaf");
         let first = i * BLOCK_PAGES as usize;
@@ -173,7 +173,7 @@ impl CountPage {
         self.set_stored(i, page, stored(count));
     }
 
-    /// Replaces what is stored for the count of page `page` of block `i`.
+    /// Replaces the stored form of the count of page `page` of block `i`.
     pub fn set_stored(&mut self, i: usize, page: usize, stored: u32) {
         let (low, high) = (stored as u16, (stored >> 16) as u16);
         self.bytes[low_at(i, page)..][..2].copy_from_slice(&low.to_le_bytes());
@@ -184,7 +184,7 @@ impl CountPage {
     }
 }
 
-/// Where the lower bits of a page's count lie in a leaf.
+/// Returns the offset of the lower bits of a page's count in a leaf.
 fn low_at(i: usize, page: usize) -> usize {
     i * BLOCK_BYTES + 16 + page * 2
 }
@@ -197,17 +197,17 @@ pub struct BlockCounts<'a> {
 }
 
 impl BlockCounts<'_> {
-    /// References to the block as a whole.
+    /// Returns the references to the block as a whole.
     pub fn whole(&self) -> u32 {
         u32::from_le_bytes([self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]])
     }
 
-    /// Whether all counts are those of another block.
+    /// Whether all counts equal those of another block.
     pub fn equals(&self, other: &BlockCounts<'_>) -> bool {
         self.bytes == other.bytes && self.upper == other.upper
     }
 
-    /// Which pages are free.
+    /// Returns which pages are free.
     pub fn free(&self) -> Bitmap {
         let mut bits = [0; 4];
         if self.whole() == 0 {
@@ -217,7 +217,7 @@ impl BlockCounts<'_> {
         bits
     }
 
-    /// References to its page number `page`, or [`PINNED`].
+    /// Returns the references to its page number `page`, or [`PINNED`].
     pub fn page(&self, page: usize) -> u32 {
         match self.stored(page) {
             STORED_PINNED => PINNED,
@@ -226,7 +226,7 @@ impl BlockCounts<'_> {
         }
     }
 
-    /// The stored form of that count. The log of counts has differences of stored forms.
+    /// Returns the stored form of that count. The log of counts has differences of stored forms.
     pub fn stored(&self, page: usize) -> u32 {
         let low = u16::from_le_bytes([self.bytes[16 + page * 2], self.bytes[17 + page * 2]]);
         u32::from(low) | self.upper.map_or(0, |upper| u32::from(upper[page]) << 16)

@@ -1,6 +1,6 @@
-//! Reading and writing little-endian fields one after the other.
+//! Reading and writing little-endian fields in sequence.
 
-/// Takes fields from the front of a byte string; every taker answers `None` past the end.
+/// Takes fields from the front of a byte string; every method returns `None` past the end.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A string of at most `max` bytes behind its 16-bit length.
+    /// Returns a string of at most `max` bytes behind its 16-bit length.
     pub fn text(&mut self, max: usize) -> Option<String> {
         let n = usize::from(self.u16()?);
         if n > max {

@@ -1,4 +1,4 @@
-//! One entry of a map table: 16 bytes that say what a range of a volume is.
+//! One entry of a map table: 16 bytes that describe a range of a volume.
 //!
 //! Bits, lowest first: page 40, mapped 17, kind 3, birth 36, checksum 32. Little-endian on disk.
 
@@ -6,16 +6,16 @@ use std::fmt;
 
 use crate::types::{Block, Epoch, MAX_EPOCH, PageAddr, entry_span};
 
-/// What an entry stands for.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Never written, or discarded: reads as zeroes.
     Absent,
     /// One page of data (tables of level 0).
     Page,
-    /// 256 pages in one piece, a whole block of the pool (tables of level 1).
+    /// 256 contiguous pages, a whole block of the pool (tables of level 1).
     Block,
-    /// A table one level further down.
+    /// A table one level below.
     Table,
     /// A value this version does not know: damage, or a newer format.
     Unknown(u8),
@@ -32,9 +32,9 @@ const SUM_SHIFT: u32 = 96;
 const KIND_PAGE: u8 = 2;
 const KIND_BLOCK: u8 = 3;
 const KIND_TABLE: u8 = 4;
-/// A table in memory, not yet placed: the page is its number. Never on disk.
+/// A table in memory, not yet placed: the page field holds its number. Never on disk.
 const KIND_UNPLACED: u8 = 7;
-/// The highest level of which the entry above a table says how many pages it maps.
+/// The highest level of tables for which the entry above contains how many pages they map.
 pub const MAPPED_LEVEL: u8 = 1;
 
 /// Where a table is: on the device, or only in memory until a checkpoint places it.
@@ -45,19 +45,19 @@ pub struct TableRef(u64);
 const MEMORY: u64 = 1 << 63;
 
 impl TableRef {
-    /// A table at `page` on the device.
+    /// Returns a reference to a table at `page` on the device.
     pub fn on_disk(page: PageAddr) -> TableRef {
         debug_assert!(page.0 < 1 << 40);
         TableRef(page.0)
     }
 
-    /// The table in memory that has number `id`.
+    /// Returns a reference to the table in memory with number `id`.
     pub fn in_memory(id: u64) -> TableRef {
         debug_assert!(id < 1 << 40);
         TableRef(MEMORY | id)
     }
 
-    /// The page it lies in, unless it is only in memory.
+    /// Returns the page it lies in, unless it is only in memory.
     pub fn page(self) -> Option<PageAddr> {
         (self.0 & MEMORY == 0).then_some(PageAddr(self.0))
     }
@@ -77,7 +77,7 @@ impl fmt::Debug for TableRef {
 pub struct MapEntry(u128);
 
 impl MapEntry {
-    /// The entry of what was never written.
+    /// The entry of a range that was never written.
     pub const ABSENT: MapEntry = MapEntry(0);
 
     fn build(place: u64, kind: u8, birth: Epoch, checksum: u32) -> MapEntry {
@@ -90,28 +90,28 @@ impl MapEntry {
         )
     }
 
-    /// One page of data.
+    /// Creates the entry of one page of data.
     pub fn page(at: PageAddr, birth: Epoch) -> MapEntry {
         MapEntry::build(at.0, KIND_PAGE, birth, 0)
     }
 
-    /// One page of metadata (a directory page) with its checksum.
+    /// Creates the entry of one page of metadata (a directory page) with its checksum.
     pub fn checked_page(at: PageAddr, birth: Epoch, checksum: u32) -> MapEntry {
         MapEntry::build(at.0, KIND_PAGE, birth, checksum)
     }
 
-    /// A whole block of data.
+    /// Creates the entry of a whole block of data.
     pub fn block(at: Block, birth: Epoch) -> MapEntry {
         MapEntry::build(at.first_page().0, KIND_BLOCK, birth, 0)
     }
 
-    /// A table; the checksum is 0 while it is only in memory.
+    /// Creates the entry of a table; the checksum is 0 while it is only in memory.
     pub fn table(at: TableRef, birth: Epoch, checksum: u32) -> MapEntry {
         let kind = if at.page().is_some() { KIND_TABLE } else { KIND_UNPLACED };
         MapEntry::build(at.0 & !MEMORY, kind, birth, checksum)
     }
 
-    /// The same, of a table of level 0 or 1 that maps so many pages.
+    /// The same, for a table of level 0 or 1 that maps `pages` pages.
     pub fn mapping(self, pages: u32) -> MapEntry {
         debug_assert!(self.kind() == Kind::Table && u128::from(pages) <= MAPPED_MASK);
         MapEntry(self.0 & !(MAPPED_MASK << MAPPED_SHIFT) | u128::from(pages) << MAPPED_SHIFT)
@@ -121,7 +121,7 @@ impl MapEntry {
         (self.0 >> KIND_SHIFT & KIND_MASK) as u8
     }
 
-    /// What the entry stands for.
+    /// Returns the kind of the entry.
     pub fn kind(self) -> Kind {
         match self.number() {
             0 => Kind::Absent,
@@ -137,39 +137,39 @@ impl MapEntry {
         self.0 == 0
     }
 
-    /// First page of the data (kinds page and block).
+    /// Returns the first page of the data (kinds page and block).
     pub fn addr(self) -> PageAddr {
         PageAddr((self.0 & PAGE_MASK) as u64)
     }
 
-    /// Where the table is (kind table).
+    /// Returns where the table is (kind table).
     pub fn table_ref(self) -> TableRef {
         let number = (self.0 & PAGE_MASK) as u64;
         TableRef(if self.number() == KIND_UNPLACED { MEMORY | number } else { number })
     }
 
-    /// How many pages the table of level 0 or 1 maps that it points to; 0 while that is only in memory, and
-    /// for tables of higher levels.
+    /// Returns how many pages the table of level 0 or 1 maps that it points to; 0 while that is only in
+    /// memory, and for tables of higher levels.
     pub fn mapped(self) -> u32 {
         (self.0 >> MAPPED_SHIFT & MAPPED_MASK) as u32
     }
 
-    /// The epoch in which the entry came to be.
+    /// Returns the epoch in which the entry was made.
     pub fn birth(self) -> Epoch {
         Epoch((self.0 >> BIRTH_SHIFT & BIRTH_MASK) as u64)
     }
 
-    /// Checksum of the table or directory page it points to.
+    /// Returns the checksum of the table or directory page it points to.
     pub fn checksum(self) -> u32 {
         (self.0 >> SUM_SHIFT) as u32
     }
 
-    /// All its bits: what a slot of an ordered map holds may be any number.
+    /// Returns all bits: a slot of an ordered map may hold any number.
     pub fn bits(self) -> u128 {
         self.0
     }
 
-    /// A slot that holds these bits.
+    /// Creates a slot that holds these bits.
     pub fn from_bits(bits: u128) -> MapEntry {
         MapEntry(bits)
     }
@@ -179,23 +179,24 @@ impl MapEntry {
         matches!(self.kind(), Kind::Absent | Kind::Page)
     }
 
-    /// The entry `n` slots further on where each says the page behind the one before it, or all say nothing.
+    /// Returns the entry `n` slots further on if each maps the page behind the one before it, or all are
+    /// absent.
     pub fn behind(self, n: usize) -> MapEntry {
         debug_assert!(n == 0 || self.can_go_on());
         if self.is_absent() { self } else { MapEntry(self.0 + n as u128) }
     }
 
-    /// The bytes on disk.
+    /// Returns the bytes on disk.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
     }
 
-    /// The entry in 16 bytes from disk; [`MapEntry::flaw`] says whether it makes sense.
+    /// Decodes an entry from 16 bytes; [`MapEntry::flaw`] tells whether it is valid.
     pub fn from_bytes(bytes: [u8; 16]) -> MapEntry {
         MapEntry(u128::from_le_bytes(bytes))
     }
 
-    /// What is wrong with an entry read from disk in a table of `level` of a pool of `pages` pages.
+    /// Returns what is wrong with an entry read from disk in a table of `level` of a pool of `pages` pages.
     pub fn flaw(self, level: u8, pages: u64) -> Option<&'static str> {
         let place = self.addr().0;
         let most = if (1..=MAPPED_LEVEL + 1).contains(&level) { entry_span(level) } else { 0 };

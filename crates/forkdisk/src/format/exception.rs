@@ -1,14 +1,15 @@
-//! Keys and values of the ordered map of an origin: what was kept of which chunk, for whom.
+//! Exceptions of an origin: keys and values of its ordered map, which tell what was copied out of which
+//! chunk, for which snapshot.
 //!
-//! A key has 128 bits, highest first: kind 8, then 56, 48 and 16 bits. One chunk's copy is one
-//! *piece* where the pool had room for it in a row, else several; the lowest field of a piece's key
-//! is its first page within the chunk.
+//! A key has 128 bits, highest first: kind 8, then 56, 48 and 16 bits. One chunk's copy is one *piece* where
+//! the pool had contiguous space for it, else several; the lowest field of a piece's key is its first page
+//! within the chunk.
 
 use crate::types::{BLOCK_PAGES, PageAddr, VolumeId};
 
 /// Highest number of a chunk, and of a snapshot.
 const MAX_NUMBER: u64 = (1 << 48) - 1;
-/// Chunks that one entry of a list of chunks stands for.
+/// Chunks that one entry of a list of chunks covers.
 pub const CHUNKS_PER_LIST: u64 = 128;
 
 const CHAINED: u8 = 1;
@@ -20,21 +21,21 @@ const BACK: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExceptionKey(pub u128);
 
-/// What a key stands for.
+/// The meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExceptionKind {
     /// A piece of `chunk` as it was when snapshot `sequence` was the newest one.
     Chained { chunk: u64, sequence: VolumeId, page: u64 },
-    /// A piece of `chunk` that is snapshot `sequence`'s alone.
+    /// A piece of `chunk` that belongs to snapshot `sequence` only.
     Independent { sequence: VolumeId, chunk: u64, page: u64 },
-    /// Which of the chunks from `first` on are kept for `sequence` in the chain.
+    /// Which of the chunks from `first` on have an exception of `sequence` in the chain.
     List { sequence: VolumeId, first: u64 },
-    /// Which of the chunks from `first` on a rollback under way has brought back out of turn.
+    /// Which of the chunks from `first` on a running rollback has restored out of order.
     Back { first: u64 },
 }
 
 impl ExceptionKey {
-    /// Behind every key there can be.
+    /// Behind every possible key.
     pub const END: ExceptionKey = ExceptionKey(u128::MAX);
 
     fn new(kind: u8, a: u64, b: u64, c: u64) -> ExceptionKey {
@@ -42,27 +43,27 @@ impl ExceptionKey {
         ExceptionKey(u128::from(kind) << 120 | u128::from(a) << 64 | u128::from(b) << 16 | u128::from(c))
     }
 
-    /// A piece in the chain, from page `page` of the chunk on.
+    /// Returns the key of a piece in the chain, from page `page` of the chunk on.
     pub fn chained(chunk: u64, sequence: VolumeId, page: u64) -> ExceptionKey {
         ExceptionKey::new(CHAINED, chunk, sequence.0, page)
     }
 
-    /// A piece of an independent snapshot.
+    /// Returns the key of a piece of an independent snapshot.
     pub fn independent(sequence: VolumeId, chunk: u64, page: u64) -> ExceptionKey {
         ExceptionKey::new(INDEPENDENT, sequence.0, chunk, page)
     }
 
-    /// The entry that lists `chunk` for `sequence`.
+    /// Returns the key of the entry that lists `chunk` for `sequence`.
     pub fn list(sequence: VolumeId, chunk: u64) -> ExceptionKey {
         ExceptionKey::new(LIST, sequence.0, chunk / CHUNKS_PER_LIST, 0)
     }
 
-    /// The entry that lists `chunk` as back.
+    /// Returns the key of the entry that lists `chunk` as restored.
     pub fn back(chunk: u64) -> ExceptionKey {
         ExceptionKey::new(BACK, 0, chunk / CHUNKS_PER_LIST, 0)
     }
 
-    /// What it stands for; `None`: nothing that this version knows.
+    /// Returns its meaning; `None`: this version does not know it.
     pub fn kind(self) -> Option<ExceptionKind> {
         let a = (self.0 >> 64) as u64 & ((1 << 56) - 1);
         let (b, c) = ((self.0 >> 16) as u64 & ((1 << 48) - 1), self.0 as u64 & 0xffff);
@@ -75,7 +76,7 @@ impl ExceptionKey {
         }
     }
 
-    /// The key right behind this one.
+    /// Returns the key directly behind this one.
     pub fn next(self) -> ExceptionKey {
         ExceptionKey(self.0.saturating_add(1))
     }
@@ -84,26 +85,26 @@ impl ExceptionKey {
 /// Pages of the pool that hold a piece of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The first of them.
+    /// The first page.
     pub to: PageAddr,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
 impl Piece {
-    /// The value that stands for it: its page in bits 0 to 39, how many in bits 40 to 55. (The value of
-    /// a list has one bit per chunk.)
+    /// Encodes the value: its page in bits 0 to 39, the number of pages in bits 40 to 55. (The value of a
+    /// list has one bit per chunk.)
     pub fn to_bits(self) -> u128 {
         u128::from(self.to.0 | self.pages << 40)
     }
 }
 
-/// A piece from its 128 bits.
+/// Decodes a piece from its 128 bits.
 pub fn piece(bits: u128) -> Piece {
     Piece { to: PageAddr(bits as u64 & ((1 << 40) - 1)), pages: bits as u64 >> 40 }
 }
 
-/// What is wrong with a pair read from disk.
+/// Returns what is wrong with a pair read from disk.
 pub fn flaw(key: u128, value: u128, pool_pages: u64) -> Option<&'static str> {
     match ExceptionKey(key).kind() {
         None => Some("a key of unknown kind"),

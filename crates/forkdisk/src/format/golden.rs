@@ -1,7 +1,7 @@
-//! The examples of docs/format.md, byte for byte: the document and the code cannot part.
+//! The examples of docs/format.md, byte for byte: keeps the document and the code consistent.
 //!
-//! An example is a fenced block ```` ```hex NAME LENGTH ````. Each of its lines says at which offset
-//! which bytes lie (hexadecimal), and behind `|` what they are; bytes that no line names are 0.
+//! An example is a fenced block ```` ```hex NAME LENGTH ````. Each of its lines has an offset and the bytes
+//! there (hexadecimal), and behind `|` what they are; bytes that no line lists are 0.
 
 use super::checksum::{Seed, page_checksum};
 use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, encode_count_segment};
@@ -28,7 +28,7 @@ const POOL: [u8; 16] = *b"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x
 /// Pages of the pool of the examples (64 MiB).
 const PAGES: u64 = 64 * 256;
 
-/// The bytes of the example called `name`.
+/// Returns the bytes of the example called `name`.
 fn example(name: &str) -> Vec<u8> {
     let start =
         DOCUMENT.lines().position(|l| l.strip_prefix("```hex ").is_some_and(|r| r.split(' ').next() == Some(name)));
@@ -69,7 +69,7 @@ fn leaf() -> Vec<u8> {
     page
 }
 
-/// The level-1 table above [`leaf`], which lies in page 0x800 and was born in epoch 6.
+/// Returns the level-1 table above [`leaf`], which lies in page 0x800 and was born in epoch 6.
 fn upper() -> Vec<u8> {
     let seed = Seed { pool: POOL, page: PageAddr(0x800), level: 0, birth: 6 };
     let mut entries = Box::new([MapEntry::ABSENT; FANOUT]);
@@ -86,8 +86,8 @@ fn root() -> MapEntry {
     MapEntry::table(TableRef::on_disk(PageAddr(0x801)), Epoch(6), page_checksum(&seed, &upper())).mapping(257)
 }
 
-/// A leaf of an origin's ordered map: two chunks of 16 pages kept for snapshot 2, one of them in two
-/// pieces, and the list of both.
+/// Returns a leaf of an origin's ordered map: two chunks of 16 pages copied out for snapshot 2, one of them
+/// in two pieces, and the list of both.
 fn kept_leaf() -> Vec<u8> {
     let (sequence, mut page) = (VolumeId(2), Box::new([MapEntry::ABSENT; FANOUT]));
     let piece = |to, pages| MapEntry::from_bits(Piece { to: PageAddr(to), pages }.to_bits());

@@ -1,9 +1,9 @@
 //! Groups of journal records, as they are written.
 //!
-//! A group starts at a page boundary and holds a header of 64 bytes and whole records. Its chain
-//! value covers the header, the records and the chain value of the group before it, so that a
-//! group is only ever taken for what it is where it was written. The value before is in the header,
-//! too: a group can be told from anything else even where the one before it is damaged.
+//! A group starts at a page boundary and holds a header of 64 bytes and whole records. Its chain value covers
+//! the header, the records and the chain value of the group before it, so that a group is valid only where it
+//! was written. The header also contains the chain value of the group before: a group can be recognised even
+//! if the one before it is damaged.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -17,19 +17,19 @@ use super::cursor::{Append, Reader};
 pub const GROUP_HEADER_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"fkdjrnl1";
 
-/// Pages that a group's records map, and what they held when it was written: the group is worth nothing
-/// unless they hold that, or a later group says that it was durable.
+/// Data checksum of pages that a group's records map: the group is valid only if the pages match it, or if a
+/// later group says that it was durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataChecksum {
-    /// The first of them.
+    /// The first page.
     pub to: PageAddr,
-    /// How many, one behind the other.
+    /// Number of contiguous pages.
     pub pages: u32,
-    /// [`data_checksum`] of what they hold.
+    /// [`data_checksum`] of their contents.
     pub sum: u64,
 }
 
-/// Bytes of a checksum.
+/// Bytes of an encoded checksum.
 const DATA_CHECKSUM_BYTES: usize = 20;
 
 impl DataChecksum {
@@ -41,7 +41,7 @@ impl DataChecksum {
     }
 }
 
-/// The checksum of `bytes`, whole pages that lie in the pool from `to` on.
+/// Returns the checksum of `bytes`, whole pages that lie in the pool from `to` on.
 pub fn data_checksum(to: PageAddr, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, to.0)
 }
@@ -49,11 +49,11 @@ pub fn data_checksum(to: PageAddr, bytes: &[u8]) -> u64 {
 /// A group's header, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalGroup {
-    /// Number of the open under which it was written.
+    /// Number of the open that wrote it.
     pub incarnation: u64,
     /// Sequence number of its first record.
     pub first: u64,
-    /// How many records.
+    /// Number of records.
     pub count: u32,
     /// Bytes of the records and of the checksums behind them (without the header).
     pub bytes: u32,
@@ -64,7 +64,7 @@ pub struct JournalGroup {
 }
 
 impl JournalGroup {
-    /// Bytes the group takes in the journal: whole pages.
+    /// Returns the bytes the group takes in the journal: whole pages.
     pub fn length(bytes: usize) -> u64 {
         (GROUP_HEADER_BYTES + bytes).next_multiple_of(PAGE_SIZE) as u64
     }
@@ -78,7 +78,7 @@ fn chain_value(pool: &[u8; 16], before: u64, head: &[u8], body: &[u8]) -> u64 {
     xxh3_64_with_seed(&all, before)
 }
 
-/// The bytes of a group and its chain value. `group.chain` is ignored.
+/// Returns the bytes of a group and its chain value. `group.chain` is ignored.
 pub fn encode_group(pool: &[u8; 16], before: u64, group: &JournalGroup, records: &[u8]) -> (Vec<u8>, u64) {
     let mut head = Vec::with_capacity(GROUP_HEADER_BYTES);
     head.extend_from_slice(&MAGIC);
@@ -92,8 +92,8 @@ pub fn encode_group(pool: &[u8; 16], before: u64, group: &JournalGroup, records:
     (head, chain)
 }
 
-/// The header at the start of `bytes` and the chain value before it, if it looks like one; nothing
-/// is verified yet.
+/// Returns the header at the start of `bytes` and the chain value before it, if it looks like one; nothing is
+/// verified yet.
 fn peek_group(bytes: &[u8]) -> Option<(JournalGroup, u64)> {
     let mut r = Reader(bytes);
     if r.array::<8>()? != MAGIC {
@@ -103,18 +103,18 @@ fn peek_group(bytes: &[u8]) -> Option<(JournalGroup, u64)> {
     Some((JournalGroup { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? }, r.u64()?))
 }
 
-/// The group of this pool at the start of `bytes`, whatever comes before it.
+/// Returns the group of this pool at the start of `bytes`, whatever comes before it.
 pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<JournalGroup> {
     let (group, before) = peek_group(bytes)?;
     let records = bytes.get(GROUP_HEADER_BYTES..GROUP_HEADER_BYTES + group.bytes as usize)?;
     (chain_value(pool, before, &bytes[..40], records) == group.chain).then_some(group)
 }
 
-/// What [`decode_group`] made of some bytes.
+/// Result of [`decode_group`].
 pub enum Decoded {
-    /// A group that belongs here, its records, and what it vouches for.
+    /// A valid group, its records, and its data checksums.
     Group(JournalGroup, Vec<Record>, Vec<DataChecksum>),
-    /// It may be one, but that takes this many bytes to tell, at most `limit`.
+    /// It may be a group, but verifying it takes this many bytes, at most `limit`.
     Needs(u64),
     /// Not a group that follows the one before.
     End,

@@ -7,31 +7,31 @@ use super::cursor::{Append, Reader};
 
 /// The last page of block 0, which neither the superblocks nor the log of counts use.
 pub const HEARTBEAT_PAGE: PageAddr = PageAddr(255);
-/// Longest name of a host that is kept.
+/// Longest host name that is stored, in bytes.
 pub const MAX_HOST_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"fkdbeat1";
 const SEED_LEVEL: u8 = 0xf1;
 const CHECKED_BYTES: usize = PAGE_SIZE - 4;
 
-/// What the page says.
+/// The contents of the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     /// A random number of the open that wrote it.
     pub open: [u8; 16],
-    /// Which boot of which machine that was.
+    /// The boot ID of the host at that time.
     pub boot: [u8; 16],
-    /// Rises with every beat of an open.
+    /// Ascends with every beat of an open.
     pub sequence: u64,
     /// Milliseconds between two beats.
     pub interval: u32,
-    /// Whether the pool is open; else it was closed.
+    /// Whether the pool is open; otherwise it was closed.
     pub active: bool,
     /// The name of the host.
     pub host: String,
 }
 
 impl Heartbeat {
-    /// Writes the page of the pool whose checksums have `uuid`.
+    /// Writes the page of the pool whose checksums contain `uuid`.
     pub fn encode(&self, uuid: [u8; 16], page: &mut [u8]) {
         let mut out = Vec::with_capacity(PAGE_SIZE);
         out.extend(MAGIC);
@@ -47,7 +47,7 @@ impl Heartbeat {
         page[CHECKED_BYTES..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Reads the page; `None` where none was written, or not as a whole.
+    /// Reads the page; `None` if none was written, or not completely.
     pub fn decode(uuid: [u8; 16], page: &[u8]) -> Option<Heartbeat> {
         let mut r = Reader(&page[..CHECKED_BYTES]);
         (r.array() == Some(MAGIC)).then_some(())?;

@@ -1,8 +1,8 @@
 //! Where the fixed parts of a pool lie: superblock slots and count pages.
 //!
-//! Block 0 holds the two superblock slots. Behind it the pool is cut into *regions* of 868 blocks;
-//! the first block of each holds the region's count pages, two slots each, and the upper count
-//! pages whose span begins there.
+//! Block 0 holds the two superblock slots. Behind it the pool is divided into *regions* of 868 blocks; the
+//! first block of each holds the region's count pages, two slots each, and the upper count pages whose span
+//! begins there.
 
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
@@ -28,14 +28,14 @@ pub struct CountNode {
 }
 
 impl CountNode {
-    /// The leaf that holds the counts of `block`, and the block's place in it.
+    /// Returns the leaf that holds the counts of `block`, and the block's index in it.
     pub fn leaf_of(block: Block) -> (CountNode, usize) {
         debug_assert!(block.0 > 0, "the superblock's block has no counts");
         let n = block.0 - 1;
         (CountNode { level: 0, index: n / LEAF_BLOCKS as u64 }, (n % LEAF_BLOCKS as u64) as usize)
     }
 
-    /// First block of a leaf.
+    /// Returns the first block of a leaf.
     pub fn first_block(self) -> Block {
         debug_assert_eq!(self.level, 0);
         Block(1 + self.index * LEAF_BLOCKS as u64)
@@ -45,20 +45,21 @@ impl CountNode {
         if child_level == 0 { LEAVES_PER_REGION as u64 } else { UPPER_FANOUT }
     }
 
-    /// The page above and this page's entry in it; `None` for level 3, whose entry is in the superblock.
+    /// Returns the page above and this page's entry in it; `None` for level 3, whose entry is in the
+    /// superblock.
     pub fn parent(self) -> Option<(CountNode, usize)> {
         let fanout = CountNode::fanout(self.level);
         let parent = CountNode { level: self.level + 1, index: self.index / fanout };
         (self.level < 3).then_some((parent, (self.index % fanout) as usize))
     }
 
-    /// Child number `entry` of an upper page.
+    /// Returns child number `entry` of an upper page.
     pub fn child(self, entry: usize) -> CountNode {
         let level = self.level - 1;
         CountNode { level, index: self.index * CountNode::fanout(level) + entry as u64 }
     }
 
-    /// Number of entries of an upper page.
+    /// Returns the number of entries of an upper page.
     pub fn entries(self) -> usize {
         CountNode::fanout(self.level - 1) as usize
     }
@@ -70,9 +71,9 @@ impl CountNode {
         }
     }
 
-    /// The page in which `slot` of this count page lies.
+    /// Returns the page in which `slot` of this count page lies.
     pub fn page(self, slot: Slot) -> PageAddr {
-        // Leaves that change together lie together: one request writes them.
+        // Leaves that change together are adjacent: one request writes them.
         let within = match self.level {
             0 => FIRST_LEAF_PAGE + slot as u64 * LEAVES_PER_REGION as u64 + self.index % LEAVES_PER_REGION as u64,
             level => (u64::from(level) - 1) * 2 + slot as u64,
@@ -92,17 +93,17 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a pool of `bytes` bytes; a rest of less than a block is left alone.
+    /// Returns the layout of a pool of `bytes` bytes; a rest of less than a block is not used.
     pub fn new(bytes: u64) -> Layout {
         Layout { blocks: bytes / (BLOCK_PAGES * 4096) }
     }
 
-    /// Blocks of the pool, the superblock's included.
+    /// Returns the blocks of the pool, the superblock's included.
     pub fn blocks(self) -> u64 {
         self.blocks
     }
 
-    /// Pages of the pool.
+    /// Returns the pages of the pool.
     pub fn pages(self) -> u64 {
         self.blocks * BLOCK_PAGES
     }
@@ -117,24 +118,24 @@ impl Layout {
         block.0 == 0 || block.0 >= self.blocks || self.is_region_header(block)
     }
 
-    /// Number of count pages of `level`.
+    /// Returns the number of count pages of `level`.
     pub fn count_nodes(self, level: u8) -> u64 {
         let leaves = (self.blocks - 1).div_ceil(LEAF_BLOCKS as u64);
         (0..level).fold(leaves, |n, child| n.div_ceil(CountNode::fanout(child)))
     }
 
-    /// Pages that are reserved from the beginning (superblock and region headers).
+    /// Returns the pages that are reserved from the beginning (superblock and region headers).
     pub fn reserved_pages(self) -> u64 {
         (1 + (self.blocks - 1).div_ceil(REGION_BLOCKS)) * BLOCK_PAGES
     }
 
-    /// Pages of `block` free in a pool where nothing was ever allocated.
+    /// Returns the free pages of `block` in a pool where nothing was ever allocated.
     #[cfg(test)]
     fn initially_free(self, block: Block) -> u64 {
         if self.is_reserved(block) { 0 } else { BLOCK_PAGES }
     }
 
-    /// Pages free under `node` in a pool where nothing was ever allocated.
+    /// Returns the free pages under `node` in a pool where nothing was ever allocated.
     pub fn initially_free_under(self, node: CountNode) -> u64 {
         let span = (0..node.level).fold(LEAF_BLOCKS as u64, |n, child| n * CountNode::fanout(child));
         let first = 1 + node.index * span;

@@ -1,7 +1,6 @@
 //! Bytes on disk: encoding and decoding only, no I/O. docs/format.md describes every byte.
 //!
-//! Everything is little-endian. Whatever is decoded came from outside: every number is checked
-//! before it is used.
+//! Everything is little-endian. All decoded input is untrusted: every number is checked before it is used.
 
 mod checksum;
 mod count_log;

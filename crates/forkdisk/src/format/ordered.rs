@@ -1,8 +1,9 @@
-//! A page of an ordered map: up to 127 pairs of a 16-byte key and a 16-byte value, keys rising.
+//! A page of an ordered map: up to 127 pairs of a 16-byte key and a 16-byte value, in ascending order of
+//! keys.
 //!
-//! Slot 0 holds the number of pairs, slot 1 nothing; pair *i* lies in slots 2 + 2*i* and 3 + 2*i*.
-//! In a leaf the values are the map's; above it they are entries of the pages below, each key a
-//! lower bound of what its page holds and above all that the page before it holds.
+//! Slot 0 holds the number of pairs, slot 1 nothing; pair *i* lies in slots 2 + 2*i* and 3 + 2*i*. In a leaf
+//! the values are the map's; above it they are entries of the pages below. Each key there is a lower bound of
+//! the keys of its page and above all keys of the page before it.
 
 use crate::types::{FANOUT, PAGE_SIZE};
 
@@ -19,7 +20,7 @@ pub const PAIRS_PER_LEAF: usize = (FANOUT - 2) / 2;
 /// The slots of a page in memory.
 pub type Slots = [MapEntry; FANOUT];
 
-/// Where the root of an ordered map is, and how many levels it has (0: the map is empty).
+/// The root of an ordered map, and how many levels it has (0: the map is empty).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeRoot {
     /// The root page's entry.
@@ -29,7 +30,7 @@ pub struct TreeRoot {
 }
 
 impl TreeRoot {
-    /// What is wrong with a root read from disk.
+    /// Returns what is wrong with a root read from disk.
     pub fn flaw(&self, pool_pages: u64) -> Option<&'static str> {
         match self.height {
             0 if self.entry.is_absent() => None,
@@ -44,7 +45,7 @@ pub fn is_ordered(level: u8) -> bool {
     (ORDERED_LEAF..ORDERED_LEAF + MAX_ORDERED_HEIGHT).contains(&level)
 }
 
-/// Slots of a page of `level`, radix or ordered, that point to pages below.
+/// Returns the slots of a page of `level`, radix or ordered, that point to pages below.
 pub fn child_slots(level: u8) -> std::iter::StepBy<std::ops::Range<usize>> {
     match level {
         0 | ORDERED_LEAF => (0..0).step_by(1),
@@ -53,17 +54,17 @@ pub fn child_slots(level: u8) -> std::iter::StepBy<std::ops::Range<usize>> {
     }
 }
 
-/// Pairs in a page.
+/// Returns the number of pairs in a page.
 pub fn pairs(page: &Slots) -> usize {
     page[0].bits() as usize
 }
 
-/// Key of pair `i`.
+/// Returns the key of pair `i`.
 pub fn key(page: &Slots, i: usize) -> u128 {
     page[2 + 2 * i].bits()
 }
 
-/// Value of pair `i`.
+/// Returns the value of pair `i`.
 pub fn value(page: &Slots, i: usize) -> MapEntry {
     page[3 + 2 * i]
 }
@@ -82,7 +83,7 @@ fn set_pairs(page: &mut Slots, n: usize) {
     page[0] = MapEntry::from_bits(n as u128);
 }
 
-/// The first pair whose key is not below `wanted`.
+/// Returns the first pair whose key is not below `wanted`.
 pub fn position(page: &Slots, wanted: u128) -> usize {
     let (mut low, mut high) = (0, pairs(page));
     while low < high {
@@ -92,7 +93,7 @@ pub fn position(page: &Slots, wanted: u128) -> usize {
     low
 }
 
-/// Puts a pair before pair `i` of a page that is not full.
+/// Inserts a pair before pair `i` of a page that is not full.
 pub fn insert(page: &mut Slots, i: usize, key: u128, value: MapEntry) {
     let n = pairs(page);
     page.copy_within(2 + 2 * i..2 + 2 * n, 4 + 2 * i);
@@ -100,7 +101,7 @@ pub fn insert(page: &mut Slots, i: usize, key: u128, value: MapEntry) {
     set_pairs(page, n + 1);
 }
 
-/// Takes pair `i` out.
+/// Removes pair `i`.
 pub fn remove(page: &mut Slots, i: usize) {
     let n = pairs(page);
     page.copy_within(4 + 2 * i..2 + 2 * n, 2 + 2 * i);
@@ -108,7 +109,7 @@ pub fn remove(page: &mut Slots, i: usize) {
     set_pairs(page, n - 1);
 }
 
-/// Takes pairs `from..` out and returns a page that holds them.
+/// Removes pairs `from..` and returns a page that holds them.
 pub fn split(page: &mut Slots, from: usize) -> Box<Slots> {
     let mut right = Box::new([MapEntry::ABSENT; FANOUT]);
     let n = pairs(page);
@@ -127,7 +128,7 @@ pub fn append(page: &mut Slots, right: &Slots, first: u128) {
     set_pairs(page, n + m);
 }
 
-/// Reads a page of `level`, or says what is wrong with it.
+/// Reads a page of `level`, or reports what is wrong with it.
 pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Slots>, String> {
     let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
     for (slot, bytes) in page.iter_mut().zip(bytes[..PAGE_SIZE].chunks_exact(16)) {

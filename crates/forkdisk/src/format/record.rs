@@ -12,12 +12,12 @@ use super::volume::{
 };
 use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle};
 
-/// One change of the pool, told so that replaying it allocates nothing.
+/// One change of the pool, described so that replaying it allocates nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// `len` pages of `volume` from `at` now lie in the pool from `to` on.
     Map { volume: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
-    /// `len` pages of `volume` from `at` hold nothing any more.
+    /// `len` pages of `volume` from `at` are holes now.
     Unmap { volume: VolumeId, at: VirtualPage, len: u64 },
     /// A new, empty volume.
     Create { id: VolumeId, name: String, size: u64, chunk: u64, now: u64 },
@@ -25,9 +25,9 @@ pub enum Record {
     Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64, flags: SnapshotFlags },
     /// A new volume with the contents of another.
     Clone { source: VolumeId, id: VolumeId, name: String, now: u64 },
-    /// `volume` gets the contents of `snapshot`; what it held goes on as the dead volume `dead`.
+    /// `volume` gets the contents of `snapshot`; its old contents continue as the dead volume `dead`.
     Rollback { volume: VolumeId, snapshot: VolumeId, dead: VolumeId },
-    /// These volumes are gone.
+    /// These volumes are deleted.
     Delete { ids: Vec<VolumeId> },
     /// A new name.
     Rename { id: VolumeId, name: String },
@@ -35,78 +35,80 @@ pub enum Record {
     Resize { id: VolumeId, size: u64 },
     /// A new chunk size in bytes.
     SetChunk { id: VolumeId, chunk: u64 },
-    /// `len` pages of `source` from `from` are shared into `target` at `to`. If a whole table takes the place of
-    /// one that was the target's alone, that goes on as the dead volume `dead`.
+    /// `len` pages of `source` from `from` are shared into `target` at `to`. If a whole table replaces one
+    /// that was exclusive to the target, the old one continues as the dead volume `dead`.
     CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64, dead: VolumeId },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
     /// The device at `path` is protected in place from now on.
     Protect { id: VolumeId, name: String, path: String, size: u64, chunk: u64, now: u64, identity: Identity },
-    /// How chunks of an origin are kept.
+    /// Settings of the exceptions of an origin.
     SetOrigin { id: VolumeId, copy_ahead: u64, when_full: OriginFull },
-    /// Where an origin's device is, how it was left, and whether it was stopped cleanly.
+    /// Where an origin's device is, its state when it was stopped, and whether it was stopped cleanly.
     Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
-    /// What an origin's device is recognised by from now on.
+    /// The stamp by which an origin's device is recognised from now on.
     Stamp { id: VolumeId, stamp: Box<Stamp> },
-    /// The samples of these zones of an origin may be written from now on, a bit each.
+    /// The samples of these zones of an origin may be written from now on, one bit each.
     ZonesWritten { id: VolumeId, zones: u32 },
-    /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
+    /// `len` pages of an origin from `at` were copied out for snapshot `sequence`, to the pool from `to` on.
     CopyOut { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
-    /// A rollback of `origin` to `snapshot` has brought back all chunks before `cursor`; `snapshot` 0: it has ended.
+    /// A rollback of `origin` to `snapshot` has restored all chunks before `cursor`; `snapshot` 0: it has
+    /// ended.
     RollbackProgress { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
-    /// A rollback under way has brought back `count` chunks of `origin` from `first` on, which are listed together.
+    /// A running rollback has restored `count` chunks of `origin` from `first` on, which are listed together.
     ChunksRolledBack { origin: VolumeId, first: u64, count: u32 },
     /// A new break policy and throttle.
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
     SetCopier { settings: CopierSettings },
-    /// A new bound on what the volume may have mapped, in bytes; 0: none.
+    /// A new limit of what the volume may have mapped, in bytes; 0: none.
     SetQuota { id: VolumeId, quota: u64 },
-    /// What a volume or folder has as a file.
+    /// New file attributes of a volume or folder.
     SetAttributes { id: VolumeId, attributes: Option<Attributes> },
     /// A new folder.
     MakeFolder { id: VolumeId, name: String, attributes: Option<Attributes>, now: u64 },
     /// A volume loses its name and stays until its last close.
     Unlink { id: VolumeId },
-    /// A volume takes a name that another had, which is gone: still open and without a name (`kept`), or deleted.
+    /// A volume takes the name of another one, which is either still open and without a name (`kept`), or
+    /// deleted.
     RenameOver { id: VolumeId, name: String, replaced: VolumeId, kept: bool },
-    /// A folder and everything in it.
+    /// A folder is renamed with everything in it.
     RenameFolder { from: String, to: String },
-    /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
+    /// `volume` gets the contents and size of `source` (0: becomes empty); its old contents continue as the
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
     /// A new, empty volume without a name: an orphan.
     CreateUnnamed { id: VolumeId, size: u64, chunk: u64, now: u64 },
-    /// An orphan gets a name, and is a volume from now on.
+    /// An orphan gets a name and becomes a volume.
     NameVolume { id: VolumeId, name: String },
-    /// Nothing shows through any more to a volume that was cloned from an origin's snapshot.
+    /// A clone of an origin's snapshot has no backing any more.
     Flatten { id: VolumeId },
-    /// When a volume's scattered pages are brought back together.
+    /// When a volume's scattered pages are gathered.
     SetGather { id: VolumeId, gather: GatherPolicy },
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
-    /// refer to where those were moved.
+    /// refer to their new places.
     Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<MovedRun> },
 }
 
 /// A run of pages of one virtual block that was copied to another place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovedRun {
-    /// The first of them, counted from the beginning of the virtual block.
+    /// The first page, counted from the beginning of the virtual block.
     pub slot: u8,
-    /// How many: 1 to 256.
+    /// Number of pages: 1 to 256.
     pub len: u16,
-    /// Where they lay, and where they lie now.
+    /// Old and new place.
     pub from: PageAddr,
     pub to: PageAddr,
 }
 
 impl MovedRun {
-    /// The pages, counted from the beginning of the virtual block.
+    /// Returns the pages, counted from the beginning of the virtual block.
     pub fn slots(&self) -> std::ops::Range<usize> {
         usize::from(self.slot)..usize::from(self.slot) + usize::from(self.len)
     }
 
-    /// Where the page of `slot` lay and where it lies, if it is one of them.
+    /// Returns the old and new place of the page of `slot`, if it is one of them.
     pub fn of(&self, slot: usize) -> Option<(PageAddr, PageAddr)> {
         let i = slot.checked_sub(usize::from(self.slot)).filter(|&i| i < usize::from(self.len))? as u64;
         Some((PageAddr(self.from.0 + i), PageAddr(self.to.0 + i)))
@@ -141,7 +143,7 @@ impl Record {
                 out.text(name);
             }
             Record::Snapshot { of, now, flags } => {
-                // Plain ones are as they always were.
+                // Plain ones keep their original encoding.
                 match flags.to_bits() {
                     0 => Append::u8(out, 4),
                     bits => out.extend([13, bits]),
@@ -313,17 +315,17 @@ impl Record {
         }
     }
 
-    /// The record at the start of `bytes`.
+    /// Decodes the record at the start of `bytes`.
     pub fn decode_one(bytes: &[u8]) -> Option<Record> {
         Record::decode(&mut Reader(bytes))
     }
 
-    /// Whether it may be taken together with the next one, see [`extend`](Self::extend).
+    /// Whether it may be merged with the next one, see [`extend`](Self::extend).
     pub fn is_run(&self) -> bool {
         matches!(self, Record::Map { .. } | Record::CopyOut { .. })
     }
 
-    /// Takes `next` into this record if both map (or keep) and `next` goes on where this one ends, in
+    /// Merges `next` into this record if both map (or copy out) and `next` continues where this one ends, in
     /// the volume and in the pool.
     pub fn extend(&mut self, next: &Record) -> bool {
         let (whose, at, len, to) = match self {

@@ -1,4 +1,4 @@
-//! What a pool and its volumes remember about copying: plain values with their bounds.
+//! Stored settings of the pool and its volumes for copying: plain values with their bounds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ pub const SUBJOB_SIZES: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 20;
 pub const MAX_SPLIT_COUNT: u32 = 64;
 /// Most bytes of buffers.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
-/// Kinds of users of the copier; each has a reserve of one sub-job.
+/// Number of copy classes; each has a reserve of one sub-job.
 pub const COPIER_USERS: u64 = 5;
 
 /// What a first write to a shared chunk does.
@@ -20,29 +20,29 @@ pub enum BreakPolicy {
     /// Only what is written gets new pages; the rest of the chunk stays shared.
     #[default]
     Split,
-    /// The whole chunk is copied to a new place, in one piece, before the write is answered.
+    /// The whole chunk is copied to a new contiguous place before the write is acknowledged.
     Copy,
 }
 
-/// When scattered pages of a volume are brought back together without anybody asking.
+/// When scattered pages of a volume are gathered without a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GatherPolicy {
     /// Never.
     #[default]
     Off,
-    /// While nobody reads or writes, whatever it takes.
+    /// While the pool is idle, at any cost.
     Idle,
-    /// While nobody reads or writes, what takes little: where all of a MiB is mapped, pages go to the block in which
-    /// most of them lie, at most two for each that lies behind the one before it then, in volumes where more than one
-    /// in 256 does not.
+    /// While the pool is idle, at little cost: where all of a MiB is mapped, pages move to the block in which
+    /// most of them lie, at most two for each seam that goes away, in volumes where more than one page in 256
+    /// is a seam.
     Auto,
-    /// While more than so many percent of its pages, 1 to 99, do not lie behind the page before them.
+    /// While more than this percentage of its pages (1 to 99) are seams.
     Above(u8),
 }
 
 impl GatherPolicy {
-    /// What the program and its mounts give a volume where nobody says otherwise, so that clones do not age. The
-    /// library gives [`Off`](Self::Off): it moves nothing by itself.
+    /// Default of the program and its mounts, so that clones do not age. The default of the library is
+    /// [`Off`](Self::Off): it moves nothing by itself.
     pub const USUAL: GatherPolicy = GatherPolicy::Auto;
 
     /// Whether its number is within its bounds.
@@ -82,7 +82,7 @@ impl fmt::Display for GatherPolicy {
     }
 }
 
-/// Text that names no policy of gathering.
+/// Text that names no gather policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchPolicy(String);
 
@@ -109,7 +109,7 @@ impl FromStr for GatherPolicy {
     }
 }
 
-/// How much a copier may do; both limits hold at once.
+/// Limits of a copier; both hold at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
     /// Percent of the time in which anything may be in flight: 1 to 100 (no limit).
@@ -128,12 +128,12 @@ impl Throttle {
         (1..=100).contains(&self.percent) && rate.is_multiple_of(1024) && rate / 1024 <= u64::from(u32::MAX)
     }
 
-    /// Whether it limits nothing.
+    /// Whether it has no limit.
     pub fn is_none(&self) -> bool {
         *self == Throttle::NONE
     }
 
-    /// As bytes on disk: percent (0: none) and KiB per second (0: none).
+    /// Encodes the limits: percent (0: none) and KiB per second (0: none).
     pub(super) fn encoded(&self) -> (u8, u32) {
         (if self.percent == 100 { 0 } else { self.percent }, (self.bytes_per_second / 1024) as u32)
     }
@@ -151,7 +151,7 @@ impl Default for Throttle {
     }
 }
 
-/// How a pool's copier works.
+/// Settings of a pool's copier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopierSettings {
     /// Most bytes copied by one pair of requests: a multiple of 64 KiB from 64 KiB to 1 MiB.
@@ -160,9 +160,9 @@ pub struct CopierSettings {
     pub split_count: u32,
     /// Bytes of buffers: at least five sub-jobs, at most 1 GiB.
     pub buffers: u64,
-    /// What all copies of the pool together are held to.
+    /// Limits of all copies of the pool together.
     pub throttle: Throttle,
-    /// Whether the device is asked to clone ranges instead of having them read and written.
+    /// Whether the device is asked to clone ranges instead of reading and writing them.
     pub offload: bool,
 }
 
@@ -173,16 +173,16 @@ impl Default for CopierSettings {
     }
 }
 
-/// Bytes of the settings on disk.
+/// Bytes of the encoded settings.
 const SETTINGS_BYTES: usize = 28;
 
 impl CopierSettings {
-    /// The bytes of buffers that settings with this sub-job need at least.
+    /// Returns the least bytes of buffers that settings with this sub-job size need.
     pub fn least_buffers(&self) -> u64 {
         u64::from(self.subjob_size) * COPIER_USERS
     }
 
-    /// Says which setting is out of its bounds, if one is.
+    /// Returns which setting is out of its bounds, if one is.
     pub fn flaw(&self) -> Option<String> {
         if !SUBJOB_SIZES.contains(&self.subjob_size) || !self.subjob_size.is_multiple_of(64 << 10) {
             return Some(format!("bad subjob_size of {} bytes: 64 KiB to 1 MiB, in steps of 64 KiB", self.subjob_size));
@@ -197,7 +197,7 @@ impl CopierSettings {
         (!self.throttle.is_valid()).then(|| "bad throttle: 1% to 100%, and whole KiB per second".to_string())
     }
 
-    /// Appends the settings' bytes.
+    /// Appends the encoded settings.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let (percent, kib) = self.throttle.encoded();
         Append::u32(out, self.subjob_size);
@@ -208,7 +208,7 @@ impl CopierSettings {
         Append::u32(out, u32::from(self.offload));
     }
 
-    /// Settings from their bytes; nothing but zeroes are those of a pool that never set any.
+    /// Decodes settings; all zeroes are those of a pool that never set any.
     pub(super) fn decode(r: &mut Reader<'_>) -> Option<CopierSettings> {
         let bytes = r.bytes(SETTINGS_BYTES)?;
         if bytes.iter().all(|&b| b == 0) {

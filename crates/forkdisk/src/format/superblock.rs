@@ -1,4 +1,4 @@
-//! The superblock: where everything begins. Two slots, each one page.
+//! The superblock: the root of everything. Two slots, each one page.
 
 use crate::planted::{Bug, planted};
 use crate::types::{MAX_EPOCH, MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
@@ -10,23 +10,23 @@ use super::{CopierSettings, CountEntry, CountLog, CountNode, Layout, MapEntry};
 const MAGIC: [u8; 8] = *b"forkdisk";
 /// Version of the format.
 pub const FORMAT_VERSION: u32 = 1;
-/// Most pieces a journal may consist of.
+/// Most extents of a journal.
 pub const MAX_JOURNAL_EXTENTS: usize = 16;
 /// Most level-3 count pages a pool can have (4 PiB).
 const MAX_COUNT_ROOTS: u64 = 76;
 const SEED_LEVEL: u8 = 0xf0;
 const CHECKED_BYTES: usize = PAGE_SIZE - 4;
-/// Where the copier's settings lie, behind the counts of the largest pool.
+/// Offset of the copier's settings, behind the counts of the largest pool.
 const COPIER_AT: usize = 3840;
 /// Incompatible feature: there is a log of counts.
 const HAS_COUNT_LOG: u64 = 1;
-/// Incompatible feature: pages carry another UUID in their checksums than the pool has.
+/// Incompatible feature: the checksums of pages contain another UUID than the pool's.
 const HAS_CHECKSUM_UUID: u64 = 2;
-/// Incompatible feature: the pool has a heartbeat, which every open has to mind.
+/// Incompatible feature: the pool has a heartbeat, which every open must respect.
 const HAS_HEARTBEAT: u64 = 4;
 /// Incompatible feature: leaves of counts have upper bits.
 const HAS_LARGE_COUNTS: u64 = 8;
-/// Shortest and longest time between two beats, in milliseconds.
+/// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
 /// Where replay starts.
@@ -40,22 +40,22 @@ pub struct JournalStart {
     pub chain: u64,
 }
 
-/// The pool as of one checkpoint.
+/// The state of the pool as of one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The pool's identity.
     pub uuid: [u8; 16],
-    /// The UUID in the checksums of pages and journal groups: that of when the pool was made.
+    /// The UUID in the checksums of pages and journal groups: the one at the pool's creation.
     pub checksum_uuid: [u8; 16],
-    /// Rises with every superblock written.
+    /// Ascends with every superblock written.
     pub generation: u64,
-    /// Rises with every open that writes.
+    /// Ascends with every open that writes.
     pub incarnation: u64,
     /// Whether the pool was closed cleanly: nothing to replay.
     pub clean: bool,
-    /// Bytes of the pool.
+    /// Length of the pool in bytes.
     pub size: u64,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: u64,
     /// The pool's epoch.
     pub epoch: u64,
@@ -67,35 +67,35 @@ pub struct Superblock {
     pub directory: MapEntry,
     /// Directory pages in use.
     pub directory_pages: u64,
-    /// The journal's pieces: first page and number of pages.
+    /// The journal's extents: first page and number of pages.
     pub journal: Vec<(PageAddr, u32)>,
     /// Where replay starts.
     pub start: JournalStart,
     /// Entries of the level-3 count pages.
     pub counts: Vec<CountEntry>,
-    /// What is to be added to the count pages.
+    /// The log that must be applied to the count pages.
     pub count_log: CountLog,
     /// There are counts of 65,535 or more, or there were.
     pub large_counts: bool,
-    /// How the pool's copier works.
+    /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
     pub heartbeat: u32,
 }
 
-/// Why a page is no superblock.
+/// Why a page is not a valid superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSuper {
-    /// No forkdisk pool at all.
+    /// Not a forkdisk pool.
     Foreign,
-    /// Made by a version with features this one does not know.
+    /// Created by a version with features this one does not know.
     Newer(String),
     /// Damaged.
     Damaged(String),
 }
 
 impl Superblock {
-    /// Writes the superblock for slot `slot`'s page.
+    /// Encodes the superblock into the page `at`.
     pub fn encode(&self, at: PageAddr, page: &mut [u8]) {
         let mut out = Vec::with_capacity(PAGE_SIZE);
         out.extend_from_slice(&MAGIC);
@@ -149,7 +149,7 @@ impl Superblock {
         page[CHECKED_BYTES..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Reads the superblock in the page `at`.
+    /// Decodes the superblock in the page `at`.
     pub fn decode(at: PageAddr, page: &[u8]) -> Result<Superblock, NotSuper> {
         let mut r = Reader(&page[..CHECKED_BYTES]);
         if r.array() != Some(MAGIC) {

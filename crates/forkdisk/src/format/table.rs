@@ -12,7 +12,7 @@ pub fn encode_table(entries: &[MapEntry; FANOUT], page: &mut [u8]) {
     }
 }
 
-/// Reads 256 entries from a page of `level`, radix or ordered, or says which one is damaged and how.
+/// Reads 256 entries from a page of `level`, radix or ordered, or reports which one is damaged and how.
 pub fn decode_table(page: &[u8], level: u8, pool_pages: u64) -> Result<Box<[MapEntry; FANOUT]>, String> {
     if is_ordered(level) {
         return decode_ordered(page, level, pool_pages);

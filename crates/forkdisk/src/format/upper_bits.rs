@@ -15,15 +15,15 @@ pub const LEAF_PAGES: usize = LEAF_BLOCKS * BLOCK_PAGES as usize;
 /// One number per page.
 pub type UpperBits = [u16; LEAF_PAGES];
 
-/// Forms: none, any order of three values, rows.
+/// Forms: none, any order of three values, runs.
 const NONE: u8 = 0;
 const DIGITS: u8 = 1;
 const ROWS: u8 = 2;
-/// Values that the first form has, and how many of its digits lie in a byte.
+/// Values that the first form has, and how many of its digits a byte holds.
 const MAX_VALUES: usize = 3;
 const DIGITS_PER_BYTE: usize = 5;
 
-/// Writes them to `room`, which is all 0. Returns whether they fit.
+/// Encodes them into `room`, which is all 0. Returns whether they fit.
 pub fn encode(upper: &UpperBits, room: &mut [u8]) -> bool {
     let Some(values) = values(upper) else { return encode_rows(upper, room) };
     if values == [0; MAX_VALUES] {
@@ -39,7 +39,7 @@ pub fn encode(upper: &UpperBits, room: &mut [u8]) -> bool {
     true
 }
 
-/// All different values, 0 first, if there are no more than the first form has.
+/// Returns all different values, 0 first, if there are no more than the first form has.
 fn values(upper: &UpperBits) -> Option<[u16; MAX_VALUES]> {
     let (mut values, mut n) = ([0; MAX_VALUES], 1);
     for row in upper.chunk_by(|a, b| a == b) {
@@ -66,7 +66,7 @@ fn encode_rows(upper: &UpperBits, room: &mut [u8]) -> bool {
     fits
 }
 
-/// Reads them. `None`: they make no sense. `Some(None)`: all are 0.
+/// Decodes them. `None`: they are invalid. `Some(None)`: all are 0.
 pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
     let mut r = Reader(room);
     let mut upper = Box::new([0; LEAF_PAGES]);
@@ -97,7 +97,8 @@ pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
     Some(Some(upper))
 }
 
-/// 0 and the most frequent other values, as many as always fit. Pages with any other value become pinned.
+/// Returns 0 and the most frequent other values, as many as always fit. Pages with any other value become
+/// pinned.
 pub fn most_common(upper: &UpperBits) -> [u16; MAX_VALUES] {
     let mut pages: BTreeMap<u16, usize> = BTreeMap::new();
     upper.iter().filter(|&&value| value > 0).for_each(|&value| *pages.entry(value).or_default() += 1);

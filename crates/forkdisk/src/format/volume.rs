@@ -14,35 +14,35 @@ pub const DIRECTORY_SLOT_BYTES: usize = 512;
 pub const SLOTS_PER_PAGE: usize = PAGE_SIZE / DIRECTORY_SLOT_BYTES;
 /// Longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
-/// Stands for "no volume".
+/// The number that means "no volume".
 pub const NO_VOLUME: VolumeId = VolumeId(0);
 
-/// What a directory slot is used for.
+/// The kind of a directory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeState {
     /// Writable.
     Volume,
     /// Frozen; `parent` is the volume it was taken of.
     Snapshot,
-    /// Deleted; its map is being given back, everything before `cursor` already is.
+    /// Deleted; its map is being released, everything before `cursor` already is.
     Dead,
-    /// A folder that exists whether or not a volume is in it. It has no map.
+    /// A folder with a record, which exists even if it is empty. It has no map.
     Folder,
-    /// Without a name: removed while it was open, or not finished yet. It is deleted at its last close, or when
-    /// the pool is opened again.
+    /// Without a name: removed while it was open, or not finished yet. It is deleted at its last close, or at
+    /// the next open of the pool.
     Orphan,
-    /// A device that is protected in place; `protects` says how.
+    /// A device that is protected in place; `protects` holds the settings.
     Origin,
 }
 
-/// What a file has beside its contents, as a mount shows it. The engine keeps it and looks at none of it.
+/// The attributes of a file beside its contents, as a mount shows them. The engine stores them and uses none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits, at most 0o7777.
     pub mode: u32,
-    /// Number of the owner; [`NOT_SET`](Self::NOT_SET) where none was set.
+    /// User ID of the owner; [`NOT_SET`](Self::NOT_SET) if none was set.
     pub uid: u32,
-    /// Number of the group; [`NOT_SET`](Self::NOT_SET) where none was set.
+    /// Group ID; [`NOT_SET`](Self::NOT_SET) if none was set.
     pub gid: u32,
     /// Last access, in nanoseconds since 1970.
     pub accessed: i64,
@@ -54,21 +54,22 @@ pub struct Attributes {
 
 /// Bytes of encoded attributes.
 pub const ATTRIBUTES_BYTES: usize = 36;
-/// Set in the encoded mode: there are attributes at all.
+/// Set in the encoded mode if there are attributes at all.
 const PRESENT: u32 = 1 << 31;
 
 impl Attributes {
     /// The number that no owner and no group has.
     pub const NOT_SET: u32 = u32::MAX;
 
-    /// What a volume made at `created`, in seconds since 1970, has before an owner is set.
+    /// Returns the attributes of a volume created at `created`, in seconds since 1970, before an owner is
+    /// set.
     pub fn of_no_owner(created: u64) -> Attributes {
         let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
         let (uid, gid) = (Attributes::NOT_SET, Attributes::NOT_SET);
         Attributes { mode: 0o644, uid, gid, accessed: time, modified: time, changed: time }
     }
 
-    /// The attributes' bytes; all 0 where there are none.
+    /// Encodes the attributes; all 0 if there are none.
     pub fn encode(of: Option<&Attributes>) -> [u8; ATTRIBUTES_BYTES] {
         let mut out = Vec::with_capacity(ATTRIBUTES_BYTES);
         if let Some(a) = of {
@@ -79,7 +80,7 @@ impl Attributes {
         out.try_into().expect("of this length")
     }
 
-    /// Reads what [`encode`](Self::encode) wrote; `None` if it makes no sense.
+    /// Decodes what [`encode`](Self::encode) wrote; `None` if it is invalid.
     pub fn decode(r: &mut Reader<'_>) -> Option<Option<Attributes>> {
         let (mode, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
         let [accessed, modified, changed] = [r.u64()? as i64, r.u64()? as i64, r.u64()? as i64];
@@ -91,167 +92,168 @@ impl Attributes {
     }
 }
 
-/// What happens to a write of an origin whose old chunk cannot be kept because the pool is full.
+/// Policy for a write of an origin whose old chunk cannot be copied out because the pool is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OriginFull {
-    /// It waits for space, this many seconds at most, then fails with ENOSPC.
+    /// The write waits for space, at most this many seconds, then fails with ENOSPC.
     Wait(u32),
-    /// It fails with ENOSPC at once.
+    /// The write fails with ENOSPC at once.
     Error,
-    /// The oldest snapshot that may be dropped is deleted; it fails with ENOSPC when there is none.
+    /// The oldest droppable snapshot is deleted; the write fails with ENOSPC when there is none.
     DropOldest,
 }
 
-/// What told an origin from others when it was stopped cleanly.
+/// State of an origin when it was stopped cleanly, which distinguishes it from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
+    /// Modification time of a file, in nanoseconds since 1970; 0 for a block device.
     pub modified: u64,
     /// Hash of a sample of its contents.
     pub fingerprint: u64,
 }
 
-/// What the pool keeps of an origin beside its volume record.
+/// The record of an origin beside its volume record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OriginRecord {
-    /// The ordered map of its kept chunks.
+    /// The ordered map of its exceptions.
     pub exceptions: TreeRoot,
-    /// Most bytes that are kept ahead of a sequential writer; a multiple of 1 KiB.
+    /// Most bytes that are copied ahead of a sequential writer; a multiple of 1 KiB.
     pub copy_ahead: u64,
     /// What happens when the pool is full.
     pub when_full: OriginFull,
-    /// Whether it was stopped cleanly and must be found as it was left.
+    /// Whether it was stopped cleanly and must match its recorded identity.
     pub clean: bool,
-    /// How it was left.
+    /// Its state when it was stopped.
     pub identity: Identity,
-    /// The snapshot that a rollback under way brings back, else [`NO_VOLUME`].
+    /// The snapshot that a running rollback restores, else [`NO_VOLUME`].
     pub rollback_to: VolumeId,
 }
 
-/// What is said of a snapshot when it is taken.
+/// Options of a snapshot, given when it is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotFlags {
-    /// It has copies of its own instead of sharing the chain's (snapshots of origins).
+    /// It has separate copies instead of sharing the chain's (snapshots of origins).
     pub independent: bool,
     /// It may be deleted when the pool is full.
     pub droppable: bool,
-    /// It can be written; what is written to it nobody else sees (snapshots of origins).
+    /// It can be written; no other snapshot sees the written data (snapshots of origins).
     pub writable: bool,
 }
 
 impl SnapshotFlags {
-    /// The bits on disk.
+    /// Encodes the flags.
     pub fn to_bits(self) -> u8 {
         u8::from(self.independent) | u8::from(self.droppable) << 1 | u8::from(self.writable) << 3
     }
 
-    /// The flags of these bits; `None` if there are unknown ones.
+    /// Decodes the flags; `None` if there are unknown ones.
     pub fn from_bits(bits: u8) -> Option<SnapshotFlags> {
         let [independent, droppable, writable] = [1, 2, 8].map(|bit| bits & bit != 0);
         (bits & !11 == 0).then_some(SnapshotFlags { independent, droppable, writable })
     }
 }
 
-/// Everything the pool keeps of a volume.
+/// Everything the pool stores of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
-    /// Its number.
+    /// Returns the identifier of the entry.
     pub id: VolumeId,
-    /// What it is.
+    /// Its kind.
     pub state: VolumeState,
     /// The volume a snapshot belongs to, else [`NO_VOLUME`].
     pub parent: VolumeId,
-    /// Its name; of a snapshot the part behind `@`. Shared with the directory's index of names.
+    /// Its name; for a snapshot the part behind `@`. Shared with the directory's index of names.
     pub name: Arc<str>,
-    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
-    /// nothing, or if that is gone.
+    /// Name of what it was cloned from, at that time; for an origin the path of its device; empty if there is
+    /// none, or if it is deleted.
     pub origin: String,
-    /// What it was cloned from; when that is gone (`origin` is empty then), what that was cloned from or a snapshot
-    /// of, and so on; else [`NO_VOLUME`].
+    /// What it was cloned from; if that is deleted (`origin` is empty then), what that was cloned from or a
+    /// snapshot of, and so on; else [`NO_VOLUME`].
     pub source: VolumeId,
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub size: u64,
     /// End of a part beyond `size` that is still to be unmapped after shrinking (else ≤ `size`).
     pub trim_end: u64,
-    /// How much room a first write reserves, in bytes.
+    /// How much space a first write reserves, in bytes.
     pub chunk: u64,
     /// Pages mapped.
     pub referenced: u64,
-    /// Of them, those that do not lie behind the page before them in their block.
+    /// Of them, those that are not contiguous with the page before them in their block.
     pub seams: u64,
-    /// Whether `seams` is an estimate, as whole tables were shared without reading what they hold.
+    /// Whether `seams` is an estimate, because whole tables were shared without reading them.
     pub estimated: bool,
     /// Level of the root table, 1 to 4.
     pub level: u8,
     /// The root table's entry.
     pub root: MapEntry,
-    /// Entries born later than this are this volume's alone.
+    /// Entries born later than this are exclusive to this volume.
     pub shared_at: Epoch,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: u64,
-    /// For a dead volume: the first virtual page not yet given back. For a living snapshot of an origin:
-    /// how many of the pages it refers to are kept for it; the others were written to it. For an origin that is
-    /// being rolled back: the first chunk that may not be back.
+    /// For a dead volume: the first virtual page not yet released. For a living snapshot of an origin: how
+    /// many of the pages it refers to are exceptions of it; the others were written to it. For an origin that
+    /// is being rolled back: the first chunk that may not be restored.
     pub cursor: u64,
-    /// What was said of a snapshot when it was taken.
+    /// Options given when a snapshot was taken.
     pub flags: SnapshotFlags,
-    /// The snapshot of an origin that shows through where this volume has nothing of its own, else
-    /// [`NO_VOLUME`].
+    /// The snapshot of an origin that is the backing of this volume, else [`NO_VOLUME`].
     pub base: VolumeId,
     /// For an origin, also a dead one.
     pub origin_record: Option<Box<OriginRecord>>,
-    /// What an origin's device is recognised by; `None` where an older version left none.
+    /// The stamp by which an origin's device is recognised; `None` if an older version left none.
     pub stamp: Option<Box<Stamp>>,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
-    /// What copies for this volume are held to.
+    /// Limits of copies for this volume.
     pub throttle: Throttle,
-    /// When its scattered pages are brought back together.
+    /// When its scattered pages are gathered.
     pub gather: GatherPolicy,
-    /// Most bytes it may have mapped; 0: no bound. A snapshot has none.
+    /// Most bytes it may have mapped; 0: no limit. A snapshot has none.
     pub quota: u64,
-    /// What it has as a file; `None` until somebody sets any of it.
+    /// Its file attributes; `None` until any of them is set.
     pub attributes: Option<Attributes>,
 }
 
-/// Longest origin that is kept (a longer one is cut).
+/// Longest origin that is stored, in bytes (a longer one is cut).
 const MAX_ORIGIN_BYTES: usize = 85;
-/// Longest name and path of an origin together.
+/// Longest name and path of an origin together, in bytes.
 pub const MAX_ORIGIN_TEXT_BYTES: usize = ORIGIN_TAIL_AT - 96 - 4;
-/// Longest name, path and identity of the device of an origin together, where its zones are kept, too.
+/// Longest name, path and identity of the device of an origin together, in bytes, if its zones are stored,
+/// too.
 pub const MAX_STAMPED_TEXT_BYTES: usize = ZONES_AT - 96 - 6;
-/// Where the zones of an origin are, behind its texts.
+/// Offset of the zones of an origin, behind its texts.
 const ZONES_AT: usize = ORIGIN_TAIL_AT - ZONE_BYTES;
-/// Where an origin's own fields begin, before `base`.
+/// Offset of an origin's own fields, before `base`.
 const ORIGIN_TAIL_AT: usize = 396;
-/// Where the base is in a slot, behind the longest names.
+/// Offset of the base in a slot, behind the longest names.
 const BASE_AT: usize = 440;
-/// Where the attributes begin in a slot.
+/// Offset of the attributes in a slot.
 const ATTRIBUTES_AT: usize = 448;
-/// Where the policy of gathering is in a slot, and the seams.
+/// Offset of the gather policy in a slot, followed by the seams.
 const GATHER_AT: usize = 484;
 const ESTIMATED_AT: usize = 485;
 const SEAMS_AT: usize = 488;
-/// Where the quota is in a slot.
+/// Offset of the quota in a slot.
 const QUOTA_AT: usize = 496;
-/// Where the source is in a slot, of which 7 bytes are kept.
+/// Offset of the source in a slot, of which 7 bytes are stored.
 const SOURCE_AT: usize = 504;
 /// The last byte: flags.
 const FLAGS_AT: usize = DIRECTORY_SLOT_BYTES - 1;
 
 impl VolumeRecord {
-    /// Counts seams that came and went. An estimate does not go below 0.
+    /// Adds and subtracts seams. An estimate does not go below 0.
     pub fn count_seams(&mut self, came: u64, went: u64) {
         debug_assert!(self.estimated || self.seams + came >= went);
         self.seams = (self.seams + came).saturating_sub(went);
     }
 
-    /// How many seams `pages` of those it maps have, as far as it can be told without looking at them.
+    /// Returns how many seams `pages` of the pages it maps have, as far as it can be estimated without
+    /// reading them.
     pub fn seams_among(&self, pages: u64) -> u64 {
         (u128::from(self.seams) * u128::from(pages) / u128::from(self.referenced.max(1))) as u64
     }
 
-    /// A volume of length 0 that was made at `created`.
+    /// Creates a volume of length 0 with creation time `created`.
     pub fn empty(id: VolumeId, name: &str, created: u64) -> VolumeRecord {
         VolumeRecord {
             id,
@@ -357,7 +359,7 @@ impl VolumeRecord {
             0 => None,
             _ => Some(protects.and(Stamp::zones_from_bytes(&mut Reader(&slot[ZONES_AT..ORIGIN_TAIL_AT])))?),
         };
-        // There an origin has what it is being rolled back to.
+        // An origin stores the target of its rollback there.
         let base = match protects {
             Some(_) => NO_VOLUME,
             None => VolumeId(u64::from_le_bytes(slot[BASE_AT..BASE_AT + 8].try_into().ok()?)),
@@ -431,7 +433,7 @@ impl VolumeRecord {
 }
 
 impl OriginRecord {
-    /// Fills what is an origin's own in a slot; `base` comes behind.
+    /// Fills the fields of an origin in a slot; `base` comes behind.
     fn encode(&self, tail: &mut [u8]) {
         let (policy, wait) = self.when_full.to_parts();
         let mut put = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
@@ -465,7 +467,7 @@ impl OriginRecord {
 }
 
 impl OriginFull {
-    /// The number of the policy and the seconds on disk.
+    /// Encodes the policy and its seconds.
     pub fn to_parts(self) -> (u8, u32) {
         match self {
             OriginFull::Wait(seconds) => (0, seconds),
@@ -474,7 +476,7 @@ impl OriginFull {
         }
     }
 
-    /// The policy of these numbers.
+    /// Decodes the policy.
     pub fn from_parts(policy: u8, seconds: u32) -> Option<OriginFull> {
         match policy {
             0 => Some(OriginFull::Wait(seconds)),
@@ -485,7 +487,7 @@ impl OriginFull {
     }
 }
 
-/// The byte that stands for a policy.
+/// Encodes a break policy.
 pub(super) fn policy_byte(policy: BreakPolicy) -> u8 {
     match policy {
         BreakPolicy::Split => 0,
@@ -493,7 +495,7 @@ pub(super) fn policy_byte(policy: BreakPolicy) -> u8 {
     }
 }
 
-/// The policy that a byte stands for.
+/// Decodes a break policy.
 pub(super) fn policy_of(byte: u8) -> Option<BreakPolicy> {
     match byte {
         0 => Some(BreakPolicy::Split),
@@ -512,7 +514,7 @@ pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], pa
     }
 }
 
-/// Reads a directory page, or says which slot is damaged.
+/// Reads a directory page, or reports which slot is damaged.
 pub fn decode_directory_page(page: &[u8], pool_pages: u64) -> Result<Vec<Option<VolumeRecord>>, String> {
     let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT_BYTES).enumerate();
     slots
