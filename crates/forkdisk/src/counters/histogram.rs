@@ -1,4 +1,4 @@
-//! How often a quantity had which size, to the power of two.
+//! Distribution of a quantity, in powers of two.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ pub const HISTOGRAM_BUCKETS: usize = 48;
 /// everything larger than the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Histogram {
-    /// How many values fell into each bucket.
+    /// Number of values in each bucket.
     pub buckets: [u64; HISTOGRAM_BUCKETS],
     /// Sum of all values.
     pub sum: u64,
@@ -24,18 +24,18 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The largest value that bucket `i` takes.
+    /// Returns the largest value that bucket `i` takes.
     pub fn bound(i: usize) -> u64 {
         1 << i
     }
 
-    /// A value that the fraction `q` (0 to 1) of all values does not exceed, to the power of two;
-    /// 0 if there are none.
+    /// Returns a value that the fraction `q` (0 to 1) of all values does not exceed, to the power of two; 0
+    /// if there are none.
     pub fn quantile(&self, q: f64) -> u64 {
         let (count, mut seen) = (self.count(), 0);
         if count == 0 {
@@ -49,13 +49,13 @@ impl Histogram {
         Histogram::bound(at.unwrap_or(HISTOGRAM_BUCKETS - 1))
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of another one.
     pub fn merge(&mut self, other: &Histogram) {
         self.buckets.iter_mut().zip(other.buckets).for_each(|(a, b)| *a += b);
         self.sum = self.sum.wrapping_add(other.sum);
     }
 
-    /// What was counted since `earlier`, an earlier state of the same distribution.
+    /// Returns what was counted since `earlier`, an earlier state of the same distribution.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let buckets = std::array::from_fn(|i| self.buckets[i].saturating_sub(earlier.buckets[i]));
         Histogram { buckets, sum: self.sum.saturating_sub(earlier.sum) }

@@ -1,9 +1,9 @@
-//! Counters: what was done since the pool was opened. Nothing of it is ever stored.
+//! Counters since the pool was opened. They are never stored.
 //!
-//! Counting is an addition to a cell: no allocation, no lock, no search. A volume's block of counters
-//! hangs behind an `Rc` in its handles and is made when the volume is first opened, so that a pool
-//! of ten thousand snapshots does not pay for those nobody uses. The engine has no clock: how long a
-//! request took is told to it by the front end that answered it.
+//! Counting is an addition to a cell: no allocation, no lock, no search. A volume's block of counters is
+//! behind an `Rc` in its handles and is created when the volume is first opened, so that a pool of ten
+//! thousand snapshots does not pay for unused ones. The engine has no clock: the front end that answers a
+//! request reports its duration.
 
 mod histogram;
 mod pool;
@@ -19,7 +19,7 @@ pub use pool::{PoolStatistics, Requests, Traffic};
 pub(crate) use volume::VolumeCounters;
 pub use volume::{Faults, Operation, OperationStatistics, VolumeStatistics};
 
-/// A number that rises.
+/// A counter that only increases.
 #[derive(Default)]
 pub(crate) struct Counter(Cell<u64>);
 
@@ -41,13 +41,13 @@ pub(crate) struct RequestCounters {
 }
 
 impl RequestCounters {
-    /// One request per segment.
+    /// Adds one request per segment.
     pub fn add(&self, segments: &[Segment]) {
         self.count.add(segments.len() as u64);
         self.bytes.add(segments.iter().map(|s| s.len as u64).sum());
     }
 
-    /// One request of `bytes` bytes.
+    /// Adds one request of `bytes` bytes.
     pub fn add_one(&self, bytes: u64) {
         self.count.add(1);
         self.bytes.add(bytes);

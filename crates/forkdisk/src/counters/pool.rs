@@ -1,4 +1,4 @@
-//! What the pool did on its device and with its metadata.
+//! Counters of the pool's device requests and metadata.
 
 use super::histogram::{Histogram, HistogramCounter};
 use super::{Counter, RequestCounters, VolumeStatistics};
@@ -6,14 +6,14 @@ use super::{Counter, RequestCounters, VolumeStatistics};
 /// Requests and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// How many.
+    /// Number of requests.
     pub count: u64,
     /// Bytes of all of them.
     pub bytes: u64,
 }
 
 impl Requests {
-    /// Adds others.
+    /// Adds other requests.
     pub fn merge(&mut self, other: &Requests) {
         self.count += other.count;
         self.bytes += other.bytes;
@@ -29,10 +29,10 @@ pub struct Traffic {
     pub write: Requests,
 }
 
-/// What was done since the pool was opened.
+/// Counters since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolStatistics {
-    /// All volumes together, those deleted meanwhile included.
+    /// All volumes together, including those deleted since.
     pub volumes: VolumeStatistics,
     /// Device requests for the data of volumes.
     pub data: Traffic,
@@ -41,15 +41,15 @@ pub struct PoolStatistics {
     pub metadata: Traffic,
     /// Device writes of journal groups.
     pub journal: Requests,
-    /// Device discards of space that came back.
+    /// Device discards of freed space.
     pub discards: Requests,
     /// Flushes of the device.
     pub flushes: u64,
     /// Journal records appended, merged ones included.
     pub records: u64,
-    /// For every commit, how many waited for it.
+    /// For every commit, how many flushes waited for it.
     pub commit_group: Histogram,
-    /// Checkpoints that have ended well.
+    /// Checkpoints that succeeded.
     pub checkpoints: u64,
     /// Lookups that found their table in memory.
     pub cache_hits: u64,
@@ -57,15 +57,15 @@ pub struct PoolStatistics {
     pub cache_misses: u64,
     /// Bytes of tables in memory, clean and changed.
     pub cache_bytes: u64,
-    /// Deleted volumes whose maps were given back entirely.
+    /// Deleted volumes whose maps were released completely.
     pub reaped: u64,
     /// Droppable snapshots of origins that were deleted because the pool was full.
     pub dropped: u64,
-    /// Bytes that came back with checkpoints.
+    /// Bytes that checkpoints freed.
     pub freed_bytes: u64,
-    /// Bytes that were brought together with others of their volumes.
+    /// Bytes that were gathered.
     pub gathered_bytes: u64,
-    /// Whether something is being given back at the moment.
+    /// Whether a deleted volume is being released now.
     pub reaping: bool,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct PoolCounters {
 }
 
 impl PoolCounters {
-    /// What these counters say; the caller adds the rest.
+    /// Returns the values of these counters; the caller adds the rest.
     pub fn read(&self) -> PoolStatistics {
         PoolStatistics {
             data: Traffic { read: self.data_reads.read(), write: self.data_writes.read() },

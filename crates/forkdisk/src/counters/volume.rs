@@ -1,9 +1,9 @@
-//! What was done to one volume.
+//! Counters of one volume.
 
 use super::histogram::{Histogram, HistogramCounter};
 use super::{Counter, Requests};
 
-/// What a request to a volume does.
+/// The operation of a request to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reads data.
@@ -12,18 +12,18 @@ pub enum Operation {
     Write,
     /// Makes acknowledged writes durable.
     Flush,
-    /// Gives space back.
+    /// Frees space.
     Discard,
-    /// Makes a range read as zeroes.
+    /// Zeroes a range.
     Zero,
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Operation; 5] =
         [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::Zero];
 
-    /// Its name in lower case.
+    /// Returns its name in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Read => "read",
@@ -35,22 +35,22 @@ impl Operation {
     }
 }
 
-/// Operations of one kind.
+/// Returns the operations of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationStatistics {
-    /// Operations that have ended, well or not.
+    /// Operations that have ended, with any outcome.
     pub operations: u64,
-    /// Bytes of those that ended well.
+    /// Bytes of those that succeeded.
     pub bytes: u64,
     /// Operations that failed.
     pub errors: u64,
     /// Operations that have begun and not ended.
     pub in_flight: u64,
-    /// Nanoseconds from admission to reply, of those a front end told of.
+    /// Nanoseconds from admission to reply, as far as a front end reported them.
     pub latency: Histogram,
 }
 
-/// First writes that needed a page of their own.
+/// First writes that needed a new page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Runs of pages where nothing was mapped before.
@@ -59,7 +59,7 @@ pub struct Faults {
     pub r#break: Requests,
 }
 
-/// What was done to a volume since the pool was opened.
+/// Counters of a volume since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStatistics {
     /// Operations, in the order of [`Operation::ALL`].
@@ -69,12 +69,12 @@ pub struct VolumeStatistics {
 }
 
 impl VolumeStatistics {
-    /// Operations of one kind.
+    /// Returns the operations of one kind.
     pub fn of(&self, operation: Operation) -> &OperationStatistics {
         &self.operations[operation as usize]
     }
 
-    /// Adds what was done to another volume.
+    /// Adds the counters of another volume.
     pub fn merge(&mut self, other: &VolumeStatistics) {
         for (a, b) in self.operations.iter_mut().zip(&other.operations) {
             a.operations += b.operations;
@@ -106,19 +106,19 @@ pub(crate) struct VolumeCounters {
 }
 
 impl VolumeCounters {
-    /// An operation on `bytes` bytes begins. It ends when what is returned is dropped.
+    /// Begins an operation on `bytes` bytes. It ends when the returned value is dropped.
     pub fn begin(&self, operation: Operation, bytes: u64) -> RunningOperation<'_> {
         let counters = &self.operations[operation as usize];
         counters.begun.add(1);
         RunningOperation { counters, bytes, ok: false }
     }
 
-    /// A first write of `bytes` bytes was published; `shared`: there were others with the old page.
+    /// Counts a first write of `bytes` bytes that was published; `shared`: the old page had other references.
     pub fn fault(&self, shared: bool, bytes: u64) {
         if shared { &self.r#break } else { &self.provision }.add_one(bytes);
     }
 
-    /// An operation took that many nanoseconds.
+    /// Records the latency of an operation, in nanoseconds.
     pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
         self.operations[operation as usize].latency.observe(nanoseconds);
     }
@@ -139,7 +139,7 @@ impl VolumeCounters {
     }
 }
 
-/// An operation that has begun. One that is dropped without having [ended](Self::end) has failed.
+/// An operation that has begun. One that is dropped without [`end`](Self::end) has failed.
 pub(crate) struct RunningOperation<'a> {
     counters: &'a OperationCounters,
     bytes: u64,
@@ -147,7 +147,7 @@ pub(crate) struct RunningOperation<'a> {
 }
 
 impl RunningOperation<'_> {
-    /// The operation has ended.
+    /// Ends the operation.
     pub fn end(mut self, ok: bool) {
         self.ok = ok;
     }

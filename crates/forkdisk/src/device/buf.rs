@@ -8,18 +8,18 @@ use std::rc::{Rc, Weak};
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Alignment of every buffer in memory, and the unit it is allocated in.
+/// Alignment of every buffer in memory, and its allocation unit, in bytes.
 pub const BUF_ALIGN_BYTES: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 struct Frame([u8; BUF_ALIGN_BYTES]);
 
-/// From this length on memory that no pool keeps comes from the system as zero pages that exist only once they are
-/// touched: a client that announces much and sends nothing costs nothing.
+/// From this length on, memory outside of a pool comes from the system as zero pages that exist only once
+/// they are touched: a client that announces much and sends nothing costs nothing.
 const LAZY_ALLOC_BYTES: usize = 1 << 20;
 
-/// What a buffer's bytes lie in: whole frames. Two words: a buffer is part of every task that reads or writes.
+/// Memory of a buffer: whole frames. Two words, because a buffer is part of every task that reads or writes.
 enum Memory {
     Frames(Box<[Frame]>),
     Lazy(Box<MmapMut>),
@@ -28,7 +28,7 @@ enum Memory {
 const _: () = assert!(size_of::<Memory>() == 2 * size_of::<usize>());
 
 impl Memory {
-    /// Zeroes, `len` bytes rounded up to frames.
+    /// Allocates zeroes, `len` bytes rounded up to frames.
     fn zeroed(len: usize) -> Memory {
         let frames = len.div_ceil(BUF_ALIGN_BYTES);
         if len >= LAZY_ALLOC_BYTES
@@ -67,8 +67,8 @@ impl Memory {
 
 /// A page-aligned byte buffer, fit for direct I/O.
 ///
-/// A buffer from a [`BufPool`] goes back to it when it is dropped and keeps whatever it held:
-/// whoever takes one must fill all of it before showing it to anybody.
+/// A buffer from a [`BufPool`] returns to it when it is dropped and keeps its contents: the next user must
+/// fill all of it before it passes it on.
 pub struct Buf {
     memory: Memory,
     len: usize,
@@ -77,33 +77,32 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// A buffer of `len` zero bytes that belongs to no pool.
+    /// Creates a buffer of `len` zero bytes that belongs to no pool.
     pub fn zeroed(len: usize) -> Buf {
         Buf { memory: Memory::zeroed(len), len, slot: None, home: Weak::new() }
     }
 
-    /// A buffer that holds a copy of `bytes`.
+    /// Creates a buffer that holds a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Buf {
         let mut buf = Buf::zeroed(bytes.len());
         buf.copy_from_slice(bytes);
         buf
     }
 
-    /// How many bytes the buffer could hold without another allocation.
+    /// Returns how many bytes the buffer can hold without another allocation.
     pub fn capacity(&self) -> usize {
         self.memory.len()
     }
 
-    /// Changes the length within the capacity; the bytes stay as they are.
+    /// Changes the length within the capacity; the bytes stay unchanged.
     ///
-    /// # Panics
-    /// If `len` is larger than [`capacity`](Self::capacity).
+    /// # Panics If `len` is larger than [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "a buffer of {} bytes cannot hold {len}", self.capacity());
         self.len = len;
     }
 
-    /// The number under which this buffer's memory is registered with the device, if it is.
+    /// Returns the number under which this buffer's memory is registered with the device, if it is.
     pub fn slot(&self) -> Option<u16> {
         self.slot
     }
@@ -140,27 +139,27 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// A fixed set of buffers in a few sizes, each with a number (its *slot*) under which a device may
-/// register its memory once and for all. When a size runs out, [`take`](Self::take) falls back to
-/// memory without a slot, so nobody waits for a buffer here; some of that is kept for the next time.
+/// A fixed set of buffers in a few sizes, each with a number (its *slot*) under which a device may register
+/// its memory once. When a size runs out, [`take`](Self::take) falls back to memory without a slot, so no
+/// caller waits for a buffer here; some of that memory is kept for reuse.
 pub struct BufPool {
     classes: Vec<Class>,
     spare: RefCell<Spare>,
 }
 
-/// Memory without a slot that was used once. To get it anew from the system costs a page fault for each page.
+/// Memory without a slot, kept for reuse. Getting it again from the system costs a page fault for each page.
 #[derive(Default)]
 struct Spare {
     kept: Vec<Memory>,
     bytes: usize,
 }
 
-/// Most bytes of memory without a slot that are kept, and the smallest piece that is worth it.
+/// Most bytes of memory without a slot that are kept, and the smallest piece that is kept.
 const MAX_SPARE_BYTES: usize = 16 << 20;
 const MIN_SPARE_BYTES: usize = 64 << 10;
 
 impl Spare {
-    /// A piece for `len` bytes that is not much larger.
+    /// Takes a piece for `len` bytes that is not much larger.
     fn take(&mut self, len: usize) -> Option<Memory> {
         let at = self.kept.iter().rposition(|memory| (len..=2 * len).contains(&memory.len()))?;
         let memory = self.kept.swap_remove(at);
@@ -184,7 +183,7 @@ struct Class {
 }
 
 impl BufPool {
-    /// A pool of `count` buffers of `bytes` bytes for each `(bytes, count)`, smallest size first.
+    /// Creates a pool of `count` buffers of `bytes` bytes for each `(bytes, count)`, smallest size first.
     pub fn new(sizes: &[(usize, usize)]) -> Rc<BufPool> {
         let mut slot = 0u16;
         let mut classes = Vec::new();
@@ -203,7 +202,7 @@ impl BufPool {
         Rc::new(BufPool { classes, spare: RefCell::default() })
     }
 
-    /// A buffer of `len` bytes with unspecified contents.
+    /// Returns a buffer of `len` bytes with unspecified contents.
     pub fn take(self: &Rc<Self>, len: usize) -> Buf {
         for class in self.classes.iter().filter(|c| c.bytes >= len) {
             if let Some((slot, memory)) = class.free.borrow_mut().pop() {
@@ -215,8 +214,8 @@ impl BufPool {
         Buf { memory, len, slot: None, home: Rc::downgrade(self) }
     }
 
-    /// Address and length of every pooled buffer that is at rest, ordered by slot: what a device
-    /// registers. Call it before the first [`take`](Self::take).
+    /// Returns address and length of every idle pooled buffer, ordered by slot, for registration with a
+    /// device. Must be called before the first [`take`](Self::take).
     pub fn memory(&self) -> Vec<(*const u8, usize)> {
         let mut all: Vec<(u16, *const u8, usize)> = Vec::new();
         for class in &self.classes {

@@ -1,4 +1,4 @@
-//! A decorator that lets every request end later than the device below lets it.
+//! A decorator that delays the end of every request.
 
 use std::future::Future;
 use std::io;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::{Buf, Device, IoResult, Segments};
 use crate::runtime::Runtime;
 
-/// A device with a latency added. Requests reach the device below at once and in order; only their
-/// ends are late, side by side.
+/// A device with additional latency. Requests reach the device below at once and in order; only their ends
+/// are delayed, in parallel.
 pub struct DelayingDevice<D> {
     inner: D,
     runtime: Rc<dyn Runtime>,
@@ -28,7 +28,7 @@ impl<D: Device> DelayingDevice<D> {
         DelayingDevice { inner, runtime, latency }
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &D {
         &self.inner
     }

@@ -1,4 +1,4 @@
-//! A decorator that answers chosen requests with an error instead of passing them on.
+//! A decorator that fails chosen requests instead of passing them on.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -10,7 +10,7 @@ use super::{Buf, Device, IoResult, Segments};
 
 type Verdict = dyn FnMut(&Request) -> Option<io::Error>;
 
-/// A device that fails when it is told to. Clones share what tells them.
+/// A device that fails on demand. Clones share the verdict function.
 pub struct FailingDevice<D> {
     inner: D,
     verdict: Rc<RefCell<Box<Verdict>>>,
@@ -23,13 +23,13 @@ impl<D: Clone> Clone for FailingDevice<D> {
 }
 
 impl<D: Device> FailingDevice<D> {
-    /// Asks `verdict` about each piece of each request before it reaches `inner`; a request of which
-    /// one piece fails does not reach it at all. Writes are all [`RequestKind::WriteData`].
+    /// Calls `verdict` for each segment of each request before it reaches `inner`; a request with a failing
+    /// segment does not reach it at all. Writes are all [`RequestKind::WriteData`].
     pub fn new(inner: D, verdict: impl FnMut(&Request) -> Option<io::Error> + 'static) -> FailingDevice<D> {
         FailingDevice { inner, verdict: Rc::new(RefCell::new(Box::new(verdict))) }
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &D {
         &self.inner
     }
@@ -46,12 +46,12 @@ impl<D: Device> FailingDevice<D> {
     }
 }
 
-/// What was judged, then what was submitted.
+/// Returns the verdict if it is an error, otherwise the outcome of the submitted request.
 async fn outcome<F: Future<Output = io::Result<()>>>(submitted: io::Result<F>) -> io::Result<()> {
     submitted?.await
 }
 
-/// As [`outcome`], with the buffer that a refused request gives back.
+/// As [`outcome`], with the buffer of a refused request.
 async fn transfer<F: Future<Output = IoResult>>(submitted: Result<F, (io::Error, Buf)>) -> IoResult {
     match submitted {
         Ok(request) => request.await,

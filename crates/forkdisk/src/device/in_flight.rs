@@ -1,4 +1,4 @@
-//! Writes that pass to a device in the order in which they were made, no more than so many bytes at a time.
+//! Writes that pass to a device in the order of the calls, with a limit of bytes in flight.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,15 +13,15 @@ pub struct InFlightLimit<D> {
     device: D,
     runtime: Rc<dyn Runtime>,
     most: u64,
-    /// Bytes on their way.
+    /// Bytes in flight.
     passing: Cell<u64>,
-    /// Places that were given away, and whose turn it is.
+    /// Tickets that were issued, and the one that may pass next.
     given: Cell<u64>,
     turn: Cell<u64>,
     changed: Event,
 }
 
-/// A write on its way.
+/// A write in flight.
 struct Passing<D> {
     gate: Rc<InFlightLimit<D>>,
     bytes: u64,
@@ -35,13 +35,13 @@ struct Passed {
 }
 
 impl<D: Device> InFlightLimit<D> {
-    /// Lets at most `most` bytes be on their way; a write that is larger passes by itself.
+    /// Limits the bytes in flight to `most`; a larger write passes alone.
     pub fn new(device: D, runtime: Rc<dyn Runtime>, most: u64) -> Rc<InFlightLimit<D>> {
         let (passing, given, turn, changed) = Default::default();
         Rc::new(InFlightLimit { device, runtime, most, passing, given, turn, changed })
     }
 
-    /// As [`Device::write`]. It goes on when nobody waits for the outcome: others may wait behind it.
+    /// As [`Device::write`]. It continues even if its future is dropped: later writes may wait behind it.
     pub fn write(self: &Rc<Self>, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + use<D> {
         let bytes = segments.iter().map(|s| s.len as u64).sum();
         let place = self.given.replace(self.given.get() + 1);
@@ -77,7 +77,7 @@ impl<D: Device> InFlightLimit<D> {
         }
     }
 
-    /// Lets a write of so many bytes pass if it is its turn and there is room for it.
+    /// Lets a write of `bytes` bytes pass if it is next and fits the limit.
     fn pass(self: &Rc<Self>, place: u64, bytes: u64) -> Option<Passing<D>> {
         let passing = self.passing.get();
         if self.turn.get() != place || passing > 0 && passing + bytes > self.most {

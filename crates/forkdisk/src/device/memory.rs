@@ -1,8 +1,8 @@
 //! A device in memory: sparse, any length, for tests, benchmarks and programs that want no file.
 //!
-//! Only pages that hold something other than zeroes take memory. A request has its effect when it is
-//! submitted and ends at the second poll, so that tasks beside each other take turns as they do on a
-//! real device. Nothing is ever lost: there is no cache, and a flush does nothing.
+//! Only pages that hold something other than zeroes take memory. A request takes effect when it is submitted
+//! and ends at the second poll, so that concurrent tasks alternate as they do on a real device. Nothing is
+//! ever lost: there is no cache, and a flush does nothing.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -30,12 +30,12 @@ struct State {
 }
 
 impl MemoryDevice {
-    /// A device of `len` bytes that reads as zeroes.
+    /// Creates a device of `len` bytes that reads as zeroes.
     pub fn new(len: u64) -> MemoryDevice {
         MemoryDevice { state: Rc::new(State { len: Cell::new(len), pages: RefCell::default() }) }
     }
 
-    /// Bytes of memory that its contents take.
+    /// Returns the bytes of memory that its contents take.
     pub fn resident(&self) -> u64 {
         self.state.pages.borrow().len() as u64 * PAGE_SIZE as u64
     }
@@ -78,7 +78,7 @@ impl MemoryDevice {
     }
 }
 
-/// The pages of a segment: number, where in it, where in the buffer, how many bytes.
+/// Yields the pages of a segment: number, offset in the page, offset in the buffer, bytes.
 fn pieces(segment: &Segment) -> impl Iterator<Item = (u64, usize, usize, usize)> + use<> {
     let (start, end) = (segment.offset, segment.offset + segment.len as u64);
     let (base, page) = (segment.at, PAGE_SIZE as u64);
@@ -138,7 +138,7 @@ impl Device for MemoryDevice {
         next_turn(Ok(()))
     }
 
-    /// What is discarded reads as zeroes.
+    /// Discarded ranges read as zeroes.
     #[expect(clippy::disallowed_methods, reason = "what is retained depends on each key alone, not on the order")]
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let page = PAGE_SIZE as u64;

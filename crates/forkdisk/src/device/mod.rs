@@ -1,9 +1,8 @@
 //! The seam below the engine: byte ranges that can be read, written, flushed, discarded, zeroed and cloned.
 //!
-//! A device orders nothing by itself. What one flush covers is every write that had *completed*
-//! when the flush was submitted; everything else may be lost, torn at sectors or reordered by a
-//! crash. Requests reach the device in the order of the calls: a call submits at once and
-//! returns a future for the completion only.
+//! A device orders nothing by itself. One flush covers every write that had *completed* when the flush was
+//! submitted; everything else may be lost, torn at sectors or reordered by a crash. Requests reach the device
+//! in the order of the calls: a call submits at once and returns a future for the completion only.
 
 mod buf;
 mod delaying;
@@ -33,18 +32,18 @@ pub use stripes::{Array, StripedDevice, Stripes};
 /// One contiguous piece of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where on the device, in bytes; a multiple of [`Device::block_size`].
+    /// Offset on the device, in bytes; a multiple of [`Device::block_size`].
     pub offset: u64,
-    /// Where in the buffer, in bytes; a multiple of [`Device::block_size`].
+    /// Offset in the buffer, in bytes; a multiple of [`Device::block_size`].
     pub at: usize,
-    /// How many bytes; a multiple of [`Device::block_size`], not 0.
+    /// Length in bytes; a multiple of [`Device::block_size`], not 0.
     pub len: usize,
 }
 
 /// The pieces of one request, in the order in which they are submitted.
 pub type Segments = SmallVec<[Segment; 2]>;
 
-/// A request's outcome together with the buffer it had borrowed.
+/// A request's outcome together with its buffer.
 pub type IoResult = (io::Result<()>, Buf);
 
 /// A disk as the engine sees it.
@@ -54,19 +53,19 @@ pub type IoResult = (io::Result<()>, Buf);
 /// ended. Dropping the future does not cancel anything: the device keeps the buffer until the
 /// requests have ended.
 pub trait Device: 'static {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> u64;
 
-    /// Whether the device has no bytes at all.
+    /// Whether the device has length 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Smallest unit of offsets and lengths that [`read`](Self::read) and [`write`](Self::write)
-    /// take, in bytes: a power of two from 512 to 4096. A write of one such unit is not torn.
+    /// Smallest unit of offsets and lengths that [`read`](Self::read) and [`write`](Self::write) accept, in
+    /// bytes: a power of two from 512 to 4096. A write of one such unit is not torn.
     fn block_size(&self) -> usize;
 
-    /// A buffer of `len` bytes, contents unspecified, best suited to this device.
+    /// Returns a buffer of `len` bytes, contents unspecified, best suited to this device.
     fn buffer(&self, len: usize) -> Buf;
 
     /// Reads every segment into `buf`. On error the buffer's contents are unspecified.
@@ -75,33 +74,33 @@ pub trait Device: 'static {
     /// Writes every segment from `buf`. With `fua` each is durable when the future resolves.
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static;
 
-    /// A hint for the writes that follow, until it is changed: they come from clients that send more before they are
-    /// answered. A device that wants whole stripes may hold back the end of a write for a moment then, and with it its
-    /// completion.
+    /// A hint for the writes that follow, until it changes: they come from clients that send more before they
+    /// are answered. A device that wants whole stripes may then hold back the end of a write for a moment,
+    /// and with it its completion.
     fn cork(&self, more: bool);
 
-    /// Bytes of a stripe, for a device that wants whole ones.
+    /// Returns the bytes of a stripe, for a device that wants whole ones.
     fn stripe(&self) -> Option<u64>;
 
     /// Makes durable every write that completed before this call.
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;
 
-    /// Tells the device that the range holds nothing of value; it may read as anything afterwards.
-    /// A device that cannot do it succeeds and does nothing.
+    /// Tells the device that the range holds nothing of value; it may read as anything afterwards. A device
+    /// that cannot discard succeeds and does nothing.
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
-    /// Sets storage aside for the range, so that writing to it cannot fail for lack of space; what
-    /// it holds stays. A device that cannot do it, or need not, succeeds and does nothing.
+    /// Allocates storage for the range, so that writing to it cannot fail for lack of space; its contents
+    /// stay. A device that cannot or need not allocate succeeds and does nothing.
     fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
     /// Whether [`clone_range`](Self::clone_range) from `source` and [`zero_range`](Self::zero_range) are
-    /// worth a try. False once the device has answered `Unsupported`.
+    /// worth trying. False once the device has returned `Unsupported`.
     fn can_clone(&self, source: &Self) -> bool;
 
-    /// Makes `len` bytes at `to` hold what those at `from` on `source` (another device, or this one) hold,
-    /// without moving them. Offsets and length are multiples of [`block_size`](Self::block_size), and
-    /// the ranges do not overlap. On error the target may hold anything; a device that cannot do it
-    /// answers `Unsupported`. Durable like a write.
+    /// Clones `len` bytes at `from` on `source` (another device, or this one) to `to`, without moving them.
+    /// Offsets and length are multiples of [`block_size`](Self::block_size), and the ranges do not overlap.
+    /// On error the target may hold anything; a device that cannot clone returns `Unsupported`. Durable like
+    /// a write.
     fn clone_range(
         &self,
         source: &Self,
@@ -110,11 +109,11 @@ pub trait Device: 'static {
         len: u64,
     ) -> impl Future<Output = io::Result<()>> + 'static;
 
-    /// Makes the range read as zeroes without writing them, its storage still set aside. Alignment,
-    /// errors and durability as for [`clone_range`](Self::clone_range).
+    /// Makes the range read as zeroes without writing it; its storage stays allocated. Alignment, errors and
+    /// durability as for [`clone_range`](Self::clone_range).
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
-    /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable
-    /// after the next flush. A device that cannot grow answers `Unsupported`.
+    /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable after the next
+    /// flush. A device that cannot grow returns `Unsupported`.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 }

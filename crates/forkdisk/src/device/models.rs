@@ -1,39 +1,40 @@
-//! What a recording would have taken on devices of three kinds: time computed, not measured.
+//! The time that a recording would have taken on devices of three kinds: computed, not measured.
 //!
-//! Requests are served in the order in which they arrived. A request occupies one of the device's
-//! lanes for its latency and then the one channel for its bytes; a flush waits for everything before
-//! it, and everything behind waits for the flush. So nothing of what a pool does beside its clients'
-//! requests is free: a model errs against the one who asks for more.
+//! Requests are served in the order in which they arrived. A request occupies one of the device's lanes for
+//! its latency and then the one channel for its bytes; a flush waits for everything before it, and everything
+//! behind waits for the flush. So every request that a pool adds to its clients' requests costs time: a model
+//! errs against the side with more requests.
 
 use std::time::Duration;
 
 use super::recording::{Recording, Request, RequestKind};
 
-/// A kind of device, by the figures its time follows from.
+/// A kind of device, by the parameters that determine its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceModel {
-    /// Its name in reports.
+    /// Returns its name in reports.
     pub name: &'static str,
     /// Bytes per second of the channel.
     pub bandwidth: u64,
-    /// What each request waits for whatever it is.
+    /// Latency of every request.
     pub latency: Duration,
-    /// What one waits for that does not begin where the last ended, within `near_distance` and beyond.
+    /// Additional latency of a request that does not begin where the last ended, within `near_distance` and
+    /// beyond.
     pub near_seek: Duration,
     /// See `near_seek`.
     pub far_seek: Duration,
     /// Bytes from the end of the last request; see `near_seek`.
     pub near_distance: u64,
-    /// Requests served side by side.
+    /// Requests served in parallel.
     pub lanes: usize,
-    /// What a flush takes.
+    /// Time of a flush.
     pub flush: Duration,
     /// Requests per second, and how many bytes count as one.
     pub quota: Option<(u64, u64)>,
 }
 
 impl DeviceModel {
-    /// A disk that turns: 40 MB/s, 8 ms to another place, 2 ms within 4 MiB.
+    /// A spinning disk: 40 MB/s, 8 ms to another place, 2 ms within 4 MiB.
     pub const SPINDLE: DeviceModel = DeviceModel {
         name: "spindle",
         bandwidth: 40_000_000,
@@ -46,7 +47,7 @@ impl DeviceModel {
         quota: None,
     };
 
-    /// A solid-state disk: 2 GB/s, 60 µs, 32 side by side.
+    /// A solid-state disk: 2 GB/s, 60 µs, 32 in parallel.
     pub const SSD: DeviceModel = DeviceModel {
         name: "ssd",
         bandwidth: 2_000_000_000,
@@ -59,7 +60,7 @@ impl DeviceModel {
         quota: None,
     };
 
-    /// A rented disk: 250 MB/s, 500 µs, 64 side by side, 3,000 requests of up to 256 KiB a second.
+    /// A cloud disk: 250 MB/s, 500 µs, 64 in parallel, 3,000 requests of up to 256 KiB a second.
     pub const CLOUD: DeviceModel = DeviceModel {
         name: "cloud",
         bandwidth: 250_000_000,
@@ -72,17 +73,16 @@ impl DeviceModel {
         quota: Some((3000, 256 << 10)),
     };
 
-    /// All of them.
+    /// All operations.
     pub const ALL: [DeviceModel; 3] = [DeviceModel::SPINDLE, DeviceModel::SSD, DeviceModel::CLOUD];
 
-    /// How long the device would take for all of it, if its clients keep at most `depth` requests in
+    /// Returns the time the device would take for all of it, if its clients keep at most `depth` requests in
     /// flight. A discard costs nothing.
     pub fn time(&self, recording: &Recording, depth: usize) -> Duration {
         self.time_of_phases([(recording, depth)])
     }
 
-    /// The same for work of which one piece begins when the one before has ended, each with its own
-    /// depth.
+    /// The same for phases of which each begins when the one before has ended, each with its own depth.
     pub fn time_of_phases<'a>(&self, phases: impl IntoIterator<Item = (&'a Recording, usize)>) -> Duration {
         let mut disk = Disk { model: self, lanes: Vec::new(), channel: 0.0, quota: 0.0, head: 0 };
         for (recording, depth) in phases {
@@ -93,7 +93,7 @@ impl DeviceModel {
     }
 }
 
-/// A disk at work; times in seconds since the beginning.
+/// A simulated disk; times in seconds since the beginning.
 struct Disk<'a> {
     model: &'a DeviceModel,
     /// When each lane is free.

@@ -1,8 +1,8 @@
-//! A decorator that writes down every request that reaches the device below, in the order of arrival.
+//! A decorator that records every request that reaches the device below, in the order of arrival.
 //!
-//! Counts are exact: one entry per segment, as the device gets them. It changes nothing and delays
-//! nothing. Data is told from metadata by a rule that whoever measures supplies, because only they
-//! know what their clients write.
+//! Counts are exact: one entry per segment, as the device gets them. It changes nothing and delays nothing. A
+//! rule supplied by the user of the recording distinguishes data from metadata, because only the user knows
+//! what its clients write.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -12,25 +12,25 @@ use std::rc::Rc;
 use super::memory::is_zero;
 use super::{Buf, Device, IoResult, Segments};
 
-/// How many requests back a neighbour is looked for.
+/// How many requests back a neighbour is searched.
 const MAX_NEIGHBOURS: usize = 256;
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// A read.
     Read,
-    /// A write that the rule calls a client's.
+    /// A write that is a client's by the rule.
     WriteData,
     /// Any other write.
     WriteMetadata,
-    /// A flush; it has no place and no length.
+    /// A flush; it has no offset and no length.
     Flush,
     /// A discard.
     Discard,
-    /// A range that was cloned to this place, without any of it being moved.
+    /// A range that was cloned to this place, without moving data.
     Clone,
-    /// A range that was made to read as zeroes without being written.
+    /// A range that was zeroed without being written.
     Zero,
 }
 
@@ -41,18 +41,18 @@ impl RequestKind {
     }
 }
 
-/// One request as the device got it.
+/// One request as the device received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it is.
+    /// Its kind.
     pub kind: RequestKind,
     /// Where it begins, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Its length, in bytes.
     pub len: u64,
 }
 
-/// Everything that reached a device during a time, in order.
+/// Everything that reached a device during a period, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The requests in the order of their arrival.
@@ -60,23 +60,24 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// How many requests are of this kind.
+    /// Returns the number of requests of this kind.
     pub fn count(&self, kind: RequestKind) -> u64 {
         self.requests.iter().filter(|r| r.kind == kind).count() as u64
     }
 
-    /// Bytes of all requests of this kind.
+    /// Returns the bytes of all requests of this kind.
     pub fn bytes(&self, kind: RequestKind) -> u64 {
         self.requests.iter().filter(|r| r.kind == kind).map(|r| r.len).sum()
     }
 
-    /// Reads and writes, data and metadata.
+    /// Returns the number of reads and writes, data and metadata.
     pub fn transfers(&self) -> u64 {
         self.requests.iter().filter(|r| r.kind.is_transfer()).count() as u64
     }
 
-    /// Data writes that end where one of the 256 data writes before them begins: a sequential writer
-    /// has overtaken itself. Work that is itself in random or falling order has them by nature.
+    /// Returns the number of inversions: data writes that end where one of the 256 data writes before them
+    /// begins, so that a sequential writer has overtaken itself. Work that is itself in random or descending
+    /// order has them by nature.
     pub fn inversions(&self) -> u64 {
         let writes: Vec<&Request> = self.requests.iter().filter(|r| r.kind == RequestKind::WriteData).collect();
         let overtook = |(i, write): (usize, &&Request)| {
@@ -86,16 +87,15 @@ impl Recording {
     }
 }
 
-/// Says of a segment's bytes whether a client wrote them.
+/// Decides from a segment's bytes whether a client wrote them.
 pub type Rule = fn(&[u8]) -> bool;
 
-/// A rule for work whose clients write nothing but zeroes: a page of the engine's own never is.
-/// It looks at the first 4 KiB.
+/// A rule for work whose clients write only zeroes: metadata pages are never zero. Examines the first 4 KiB.
 pub fn zeroes_are_data(bytes: &[u8]) -> bool {
     is_zero(&bytes[..bytes.len().min(4096)])
 }
 
-/// A device together with a record of what was asked of it. Clones share both.
+/// A device together with a record of its requests. Clones share both.
 pub struct RecordingDevice<D> {
     inner: D,
     is_data: Rule,
@@ -120,17 +120,17 @@ impl<D: Device> RecordingDevice<D> {
         RecordingDevice { inner, is_data, state: Rc::default() }
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &D {
         &self.inner
     }
 
-    /// Hands out what was recorded and starts with an empty record.
+    /// Returns the record and starts an empty one.
     pub fn take(&self) -> Recording {
         Recording { requests: self.state.log.take() }
     }
 
-    /// While it is paused nothing is recorded (preparations that are not measured).
+    /// Pauses recording (for preparations that are not measured).
     pub fn pause(&self, paused: bool) {
         self.state.paused.set(paused);
     }

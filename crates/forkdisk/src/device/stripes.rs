@@ -1,20 +1,19 @@
 //! Whole stripes for a device that wants them.
 //!
-//! An array with parity reads before it writes a part of a stripe. A client that writes in order sends requests that
-//! end anywhere: the end of one and the beginning of the next share a stripe, and the array begins
-//! to read before the next one comes. So the end of a write that goes on where one before ended is *held*,
-//! in a buffer of its own, until its successor fills the stripe; only then is it written, and
-//! only then is the write that it belongs to acknowledged.
+//! An array with parity reads before it writes a part of a stripe. The requests of a sequential writer end
+//! anywhere: the end of one and the beginning of the next share a stripe, and the array begins to read before
+//! the next one arrives. So the end of a write that continues an earlier one is *held*, in a separate buffer,
+//! until its successor fills the stripe; only then is it written, and only then is its write acknowledged.
 //!
-//! That is done only while the device is [corked](super::Device::cork): while whoever writes knows of a client that
-//! does not wait for the answer before it sends more. And never for long: a held end is written after half of the time
-//! that its stream has lasted, or three times the pause between its writes (at least [`MIN_HOLD`], at most
-//! [`MAX_HOLD`]); before a flush; before anything else that comes near it. A stream in which the successor did not come
-//! in time is held less often, after two such every fourth time.
+//! Ends are held only while the device is [corked](super::Device::cork): the client does not wait for the
+//! answer before it sends more. And never for long. A held end is written after half of the time that its
+//! stream has lasted, or three times the pause between its writes (at least [`MIN_HOLD`], at most
+//! [`MAX_HOLD`]); before a flush; and before any other request near it. A stream whose successor did not
+//! arrive in time is held less often: after two such misses only every fourth time.
 //!
-//! And an array that has no memory left for more stripes lets who writes wait in the middle of one, which it then reads
-//! first, too. So no more is on its way to it than it [can hold](Array::in_flight); what comes then waits here, in its
-//! order.
+//! An array that has no memory left for more stripes delays a writer in the middle of one, which it then has
+//! to read first, too. So no more bytes are in flight to it than it [can hold](Array::in_flight); further
+//! writes wait here, in their order.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -29,24 +28,24 @@ use super::{Buf, Device, IoResult, Segment, Segments};
 use crate::runtime::Runtime;
 use crate::sync::Event;
 
-/// Longest that an end is held, and what even a young stream has.
+/// Longest time that an end is held, and the shortest limit, which even a young stream has.
 const MAX_HOLD: Duration = Duration::from_secs(2);
 const MIN_HOLD: Duration = Duration::from_millis(200);
-/// Streams that are known at a time.
+/// Streams that are tracked at a time.
 const MAX_STREAMS: usize = 8;
-/// What a write to elsewhere must not overtake: a held end so near to it.
+/// A write elsewhere must not overtake a held end that is closer than this.
 const RELEASE_DISTANCE_BYTES: u64 = 64 << 20;
-/// After so many disappointments in a row a stream is held no less often: every fourth end.
+/// After this many misses in succession a stream is held no less often: every fourth end.
 const MAX_MISSES: u32 = 2;
 /// Largest stripe that is filled.
 const MAX_STRIPE_BYTES: u64 = 16 << 20;
 
-/// What an array with parity wants.
+/// Properties of an array with parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Array {
     /// Bytes of data in a stripe.
     pub stripe: u64,
-    /// Most bytes that are to be on their way to it.
+    /// Most bytes in flight to it.
     pub in_flight: u64,
 }
 
@@ -61,22 +60,22 @@ pub struct Stripes<D> {
     streams: RefCell<Vec<Stream>>,
 }
 
-/// Writes each of which goes on where the one before ended.
+/// Writes each of which continues where the one before ended.
 struct Stream {
     /// Where the next one begins.
     next: u64,
     began: Duration,
-    /// When it was last written to, as a number that rises with each write.
+    /// Time of the last write, as a number that ascends with each write.
     used: u64,
     held: Option<HeldEnd>,
     misses: u32,
-    /// Writes that went on where one before ended.
+    /// Writes that continued an earlier one.
     writes: u32,
-    /// Ends that are not held before the next one is.
+    /// Number of ends that are not held before the next one is.
     skip: u32,
 }
 
-/// The beginning of what belongs to one stripe, not yet written.
+/// The beginning of a stripe, not yet written.
 struct HeldEnd {
     number: u64,
     at: u64,
@@ -85,10 +84,10 @@ struct HeldEnd {
     done: Rc<EndOutcome>,
 }
 
-/// An error for several: its kind, its number and its text.
+/// An error for several writes: its kind, its number and its text.
 type Failed = (io::ErrorKind, Option<i32>, String);
 
-/// What became of a held end, for all writes that have a part in it.
+/// The outcome of a held end, for all writes that have a part in it.
 #[derive(Default)]
 struct EndOutcome {
     outcome: RefCell<Option<Result<(), Failed>>>,
@@ -116,7 +115,7 @@ impl EndOutcome {
 }
 
 impl<D: Device + Clone> Stripes<D> {
-    /// For a device that is an `array`; `None` if its stripes are none that can be filled.
+    /// Creates it for a device that is an `array`; `None` if its stripes cannot be filled.
     pub fn new(device: D, runtime: Rc<dyn Runtime>, array: Array) -> Option<Rc<Stripes<D>>> {
         let Array { stripe, in_flight } = array;
         let fits = (8192..=MAX_STRIPE_BYTES).contains(&stripe) && stripe.is_multiple_of(4096);
@@ -127,7 +126,7 @@ impl<D: Device + Clone> Stripes<D> {
         })
     }
 
-    /// Bytes of a stripe.
+    /// Returns the bytes of a stripe.
     pub fn stripe(&self) -> u64 {
         self.stripe
     }
@@ -179,7 +178,7 @@ impl<D: Device + Clone> Stripes<D> {
         let Some(i) = known else {
             self.release_near(from, segment.len as u64);
             self.begin(end);
-            // One that is large most likely begins a stream.
+            // A large one most likely begins a stream.
             if segment.len as u64 >= self.stripe && self.corked.get() {
                 let last = self.streams.borrow().len() - 1;
                 self.hold_end(last, buf, &mut segment, parts);
@@ -216,7 +215,7 @@ impl<D: Device + Clone> Stripes<D> {
         }
     }
 
-    /// Takes what does not fill a stripe off a segment of stream `i`, if that may be held.
+    /// Cuts what does not fill a stripe off a segment of stream `i`, if that may be held.
     fn hold_end(
         self: &Rc<Self>,
         i: usize,
@@ -246,7 +245,7 @@ impl<D: Device + Clone> Stripes<D> {
         };
         let oldest = {
             let mut streams = self.streams.borrow_mut();
-            // Whatever has ended there goes on as this one.
+            // Streams that ended there continue as this one.
             streams.retain(|s| s.next != next || s.held.is_some());
             streams.push(stream);
             let oldest = (streams.len() > MAX_STREAMS).then(|| (0..streams.len()).min_by_key(|&i| streams[i].used));
@@ -284,7 +283,7 @@ impl<D: Device + Clone> Stripes<D> {
         done
     }
 
-    /// The successor has not come in time.
+    /// The successor has not arrived in time.
     fn expire(&self, number: u64) {
         let held = {
             let mut streams = self.streams.borrow_mut();
@@ -299,12 +298,12 @@ impl<D: Device + Clone> Stripes<D> {
         }
     }
 
-    /// Writes whatever is held.
+    /// Writes everything held.
     pub fn release(&self) {
         self.release_where(|_| true);
     }
 
-    /// Writes what is held near a range that something else is about to be done to.
+    /// Writes what is held near a range before another request to that range.
     pub fn release_near(&self, offset: u64, len: u64) {
         self.release_where(|held| {
             held.at < (offset + len).saturating_add(RELEASE_DISTANCE_BYTES)
@@ -312,7 +311,7 @@ impl<D: Device + Clone> Stripes<D> {
         });
     }
 
-    /// Writes what is held of a range that is about to be read.
+    /// Writes what is held of a range before it is read.
     pub fn release_of(&self, offset: u64, len: u64) {
         self.release_where(|held| held.at < offset + len && offset < held.at + held.len as u64);
     }
@@ -334,7 +333,7 @@ impl<D: Device + Clone> Stripes<D> {
     }
 }
 
-/// A device whose writes come in whole stripes where they can.
+/// A device whose writes arrive in whole stripes where possible.
 #[derive(Clone)]
 pub struct StripedDevice<D> {
     inner: D,
@@ -347,7 +346,7 @@ impl<D: Device + Clone> StripedDevice<D> {
         StripedDevice { stripes: Stripes::new(inner.clone(), runtime, array), inner }
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &D {
         &self.inner
     }
