@@ -1,4 +1,4 @@
-//! Descent: clones from their sources, and the snapshots that most likely share what a volume has.
+//! Descent: clones from their sources, and the snapshots that most likely share a volume's data.
 
 use crate::format::{NO_VOLUME, VolumeRecord, VolumeState};
 use crate::types::{Epoch, VolumeId};
@@ -6,7 +6,7 @@ use crate::types::{Epoch, VolumeId};
 use super::{CatalogEntry, Directory, SharingSnapshot};
 
 impl Directory {
-    /// A volume is from now on what was cloned from `source`.
+    /// Notes that a volume was cloned from `source`.
     pub fn descend(&mut self, id: VolumeId, source: VolumeId) {
         let record = &mut self.change(id).expect("an existing volume").record;
         let before = std::mem::replace(&mut record.source, source);
@@ -16,8 +16,8 @@ impl Directory {
         }
     }
 
-    /// Volume or snapshot `id` goes: what was cloned from it descends from what it was itself a snapshot of or cloned
-    /// from, and no longer has an origin that could be named.
+    /// Called when volume or snapshot `id` is deleted: its clones descend from what it was itself a snapshot
+    /// of or cloned from, and no longer have an origin with a name.
     pub(super) fn inherit_source(&mut self, id: VolumeId) {
         let record = &self.get(id).expect("an existing volume").record;
         let above = if record.state == VolumeState::Snapshot { record.parent } else { record.source };
@@ -29,36 +29,37 @@ impl Directory {
         self.descend(id, NO_VOLUME);
     }
 
-    /// What was cloned from this volume or snapshot, or from what was and is gone.
+    /// Returns what was cloned from this volume or snapshot, directly or from a deleted clone.
     fn clones_of(&self, id: VolumeId) -> impl Iterator<Item = VolumeId> {
         self.descent.range((id, NO_VOLUME)..=(id, VolumeId(u64::MAX))).map(|&(_, clone)| clone)
     }
 
-    /// What a volume was cloned from, or the nearest of its ancestors that is there still.
+    /// Returns what a volume was cloned from, or its nearest ancestor that still exists.
     pub fn ancestor(&self, record: &VolumeRecord) -> Option<&CatalogEntry> {
         match record.source {
             _ if record.origin_record.is_some() || record.origin.is_empty() && record.source == NO_VOLUME => None,
-            // Made by a version that kept the name only. One that took the name later is another.
+            // Created by a version that stored the name only. A volume that took the name later is another.
             NO_VOLUME => self.find(&record.origin).ok().filter(|v| v.record.id < record.id),
             source => self.get(source),
         }
     }
 
-    /// Snapshots of a volume.
+    /// Returns the snapshots of a volume.
     pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
         self.names.range((id, "".into())..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
     }
 
-    /// A snapshot of this volume has been taken.
+    /// Notes that a snapshot of this volume has been taken.
     pub fn note_snapshot(&mut self, id: VolumeId) {
         if let Some(volume) = self.volumes.get(&id) {
             volume.holder.set(SharingSnapshot::Unknown);
         }
     }
 
-    /// What a volume maps and was born in this epoch or before is most likely shared with a snapshot that
-    /// still exists: the newest of its own, or the one it was cloned from. A hint that saves asking the
-    /// counts. It errs where another volume's range was cloned, and after a rollback to an older snapshot.
+    /// Returns an epoch: what a volume maps and was born then or before is most likely shared with a snapshot
+    /// that still exists, the newest of its own or the one it was cloned from. A hint that avoids lookups of
+    /// counts. It is wrong where another volume's range was cloned, and after a rollback to an older
+    /// snapshot.
     pub fn last_shared_at(&self, id: VolumeId) -> Option<Epoch> {
         let volume = self.volumes.get(&id)?;
         let born = |id: VolumeId| self.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
@@ -78,7 +79,7 @@ impl Directory {
             return Some(newest);
         }
         let origin = self.ancestor(volume).filter(|v| v.is_snapshot())?;
-        // One that took the name later is another.
+        // A volume that took the name later is another.
         (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
     }
 }

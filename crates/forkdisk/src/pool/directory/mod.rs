@@ -1,7 +1,7 @@
-//! The directory of volumes: every volume's record, found by number and by name.
+//! The directory of volumes: every volume's record, indexed by number and by name.
 //!
-//! It is in memory as a whole (about 2.5 KiB per volume or snapshot). On the device each record has a slot
-//! of 512 bytes; a checkpoint writes the pages whose slots changed.
+//! It is in memory as a whole (about 2.5 KiB per volume or snapshot). On the device each record has a slot of
+//! 512 bytes; a checkpoint writes the pages whose slots changed.
 
 mod descent;
 mod names;
@@ -17,11 +17,11 @@ use crate::types::VolumeId;
 
 pub use names::{NAME_MARKS, check_volume_name, is_name_character};
 
-/// What the catalog keeps of a volume or snapshot in memory; [`Live`](crate::volume::Live) is apart.
+/// The entry of a volume or snapshot in memory; [`Live`](crate::volume::Live) is separate.
 pub struct CatalogEntry {
     pub record: VolumeRecord,
     slot: u64,
-    /// Not shown yet: the snapshot that makes it has not been acknowledged.
+    /// Not visible yet: the snapshot that creates it has not been acknowledged.
     pub pending: bool,
     /// See [`Directory::last_shared_at`].
     holder: Cell<SharingSnapshot>,
@@ -30,7 +30,7 @@ pub struct CatalogEntry {
 /// The snapshot that is known to share what a volume has not changed since.
 #[derive(Clone, Copy, Default)]
 enum SharingSnapshot {
-    /// To be looked for.
+    /// Must be searched.
     #[default]
     Unknown,
     None,
@@ -43,16 +43,16 @@ impl CatalogEntry {
     }
 }
 
-/// The snapshots of one volume that live, by age.
+/// The living snapshots of one volume, by age.
 #[derive(Default)]
 pub struct Chain {
-    /// Those that share what is kept.
+    /// Those that share exceptions.
     pub chained: BTreeSet<VolumeId>,
-    /// Those that have copies of their own.
+    /// Those with separate copies.
     pub independent: BTreeSet<VolumeId>,
     /// The deletion of others is durable once the journal is up to this sequence number.
     pub deleted_until: u64,
-    /// That a rollback to one of them has begun is durable once the journal is up to this.
+    /// The start of a rollback to one of them is durable once the journal is up to this sequence number.
     pub rolled_until: u64,
 }
 
@@ -60,12 +60,12 @@ pub struct Chain {
 #[derive(Default)]
 pub struct Directory {
     chains: BTreeMap<VolumeId, Chain>,
-    /// Pairs of what was cloned and what became of it: sources of records.
+    /// Pairs of source and clone: sources of records.
     descent: BTreeSet<(VolumeId, VolumeId)>,
-    /// Boxed: a node of the tree has room for 11 and is about half full.
+    /// Boxed: a node of the tree has space for 11 and is about half full.
     volumes: BTreeMap<VolumeId, Box<CatalogEntry>>,
     names: BTreeMap<(VolumeId, Arc<str>), VolumeId>,
-    /// Rises whenever a name comes, goes, or is shown.
+    /// Ascends whenever a name is added, removed, or becomes visible.
     names_version: u64,
     free_slots: BTreeSet<u64>,
     slots: u64,
@@ -73,10 +73,10 @@ pub struct Directory {
     changed: BTreeSet<u64>,
     /// Pages that the last freeze took: with those changed since, all whose roots may have moved.
     frozen: BTreeSet<u64>,
-    /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
+    /// Dead volumes, and volumes with mappings beyond their end: work of the reaper.
     dead: BTreeSet<VolumeId>,
     tails: BTreeSet<VolumeId>,
-    /// Volumes whose scattered pages are brought together without anybody asking.
+    /// Volumes with a gather policy.
     gathering: BTreeSet<VolumeId>,
 }
 
@@ -115,7 +115,7 @@ impl Directory {
         self.update_gathering(id);
     }
 
-    /// To be called when a volume's policy of gathering has changed.
+    /// Must be called when a volume's gather policy has changed.
     pub fn update_gathering(&mut self, id: VolumeId) {
         let wants = |v: &CatalogEntry| v.record.state == VolumeState::Volume && v.record.gather != GatherPolicy::Off;
         match self.get(id).is_some_and(wants) {
@@ -124,12 +124,12 @@ impl Directory {
         };
     }
 
-    /// Volumes whose scattered pages are brought together without anybody asking.
+    /// Returns the volumes with a gather policy.
     pub fn gathering(&self) -> impl Iterator<Item = &CatalogEntry> {
         self.gathering.iter().filter_map(|id| self.get(*id))
     }
 
-    /// To be called when a volume's length or the end of its tail has changed.
+    /// Must be called when a volume's length or the end of its tail has changed.
     pub fn update_tail(&mut self, id: VolumeId) {
         let is_live = |v: &CatalogEntry| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
         let has_tail = |v: &CatalogEntry| is_live(v) && v.record.trim_end > v.record.size;
@@ -139,36 +139,36 @@ impl Directory {
         };
     }
 
-    /// Whether `id` is a snapshot that lives.
+    /// Whether `id` is a living snapshot.
     pub fn is_snapshot(&self, id: VolumeId) -> bool {
         self.get(id).is_some_and(|v| v.record.state == VolumeState::Snapshot)
     }
 
-    /// The living snapshots of a volume, if it ever had any.
+    /// Returns the living snapshots of a volume, if it ever had any.
     pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
         self.chains.get(&of)
     }
 
-    /// A rollback of this origin begins; that is durable once the journal is up to `until`.
+    /// Notes that a rollback of this origin begins; that is durable once the journal is up to `until`.
     pub fn rollback_begins(&mut self, origin: VolumeId, until: u64) {
         self.chains.entry(origin).or_default().rolled_until = until;
     }
 
-    /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
-    /// rolled back to it.
+    /// Returns a volume whose backing is snapshot `id` of an origin, if there is one, or the origin that is
+    /// being rolled back to it.
     pub fn clones_backed_by(&self, id: VolumeId) -> Option<&CatalogEntry> {
         let rolls = |v: &&CatalogEntry| v.record.origin_record.as_ref().is_some_and(|p| p.rollback_to == id);
         let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
         origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
     }
 
-    /// A volume shows through to another snapshot of an origin, or to none.
+    /// Sets the snapshot of an origin that is the backing of a volume, or none.
     pub fn set_base(&mut self, id: VolumeId, base: VolumeId) {
         let volume = self.change(id).expect("an existing volume");
         volume.record.base = base;
     }
 
-    /// Refuses if a volume shows through to snapshot `id` of an origin.
+    /// Fails if snapshot `id` of an origin is the backing of a volume.
     pub fn refuse_with_clones(&self, id: VolumeId) -> Result<()> {
         let (Some(held), Some(by)) = (self.get(id), self.clones_backed_by(id)) else { return Ok(()) };
         let rolls = by.record.origin_record.is_some();
@@ -180,12 +180,12 @@ impl Directory {
         Err(Error::new(ErrorKind::Busy, why))
     }
 
-    /// The dead volume with the lowest number.
+    /// Returns the dead volume with the lowest number.
     pub fn first_dead(&self) -> Option<VolumeId> {
         self.dead.first().copied()
     }
 
-    /// The volume with the lowest number that was shortened and still has its tail.
+    /// Returns the volume with the lowest number that was shrunk and still has its tail.
     pub fn first_tail(&self) -> Option<VolumeId> {
         self.tails.first().copied()
     }
@@ -214,24 +214,24 @@ impl Directory {
         self.volumes.get(&id).map(|volume| &**volume)
     }
 
-    /// The volume, to be changed: its page goes into the next checkpoint.
+    /// Returns the volume to be changed: its page goes into the next checkpoint.
     pub fn change(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
         let volume = self.volumes.get_mut(&id)?;
         self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
         Some(volume)
     }
 
-    /// A volume in memory whose record on the device stays as it is.
+    /// Returns a volume in memory for changes that its record on the device does not have.
     pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
         self.volumes.get_mut(&id).map(|volume| &mut **volume)
     }
 
-    /// All volumes, by number.
+    /// Iterates over all volumes, by number.
     pub fn iter(&self) -> impl Iterator<Item = &CatalogEntry> {
         self.volumes.values().map(|volume| &**volume)
     }
 
-    /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
+    /// Marks a volume as dead: its name is free. That is durable once the journal is up to `until`.
     pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
         self.inherit_source(id);
@@ -253,14 +253,14 @@ impl Directory {
         self.gathering.remove(&id);
     }
 
-    /// A volume loses its name and goes on without one.
+    /// Removes the name of a volume, which becomes an orphan.
     pub fn orphan(&mut self, id: VolumeId) {
         self.unname(id);
         self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
         self.update_gathering(id);
     }
 
-    /// An orphan gets a name that is free, and is a volume from now on.
+    /// Gives an orphan a free name; it becomes a volume.
     pub fn adopt(&mut self, id: VolumeId, name: &str) {
         self.names_version += 1;
         let record = &mut self.change(id).expect("an existing volume").record;
@@ -281,7 +281,7 @@ impl Directory {
         }
     }
 
-    /// A dead volume is gone for good.
+    /// Removes a dead volume for good.
     pub fn remove(&mut self, id: VolumeId) {
         let volume = self.volumes.remove(&id).expect("an existing volume");
         self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
@@ -302,7 +302,7 @@ impl Directory {
         self.names.insert((parent, name), id);
     }
 
-    /// A snapshot or clone that was pending can be seen from now on.
+    /// Makes a pending snapshot or clone visible.
     pub fn show(&mut self, id: VolumeId) {
         self.names_version += 1;
         if let Some(volume) = self.get_mut(id) {
@@ -310,7 +310,7 @@ impl Directory {
         }
     }
 
-    /// Pages whose slots changed since the last checkpoint, with their records.
+    /// Returns the pages whose slots changed since the last checkpoint, with their records.
     pub fn changed_entries(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
         let page_of = |&page: &u64| {
             let slot = |i: usize| self.by_slot.get(&(page * SLOTS_PER_PAGE as u64 + i as u64));
@@ -319,13 +319,13 @@ impl Directory {
         self.changed.iter().map(page_of).collect()
     }
 
-    /// All pages count as unchanged from now on.
+    /// Marks all pages as unchanged.
     pub fn take_changed(&mut self) {
         self.frozen = std::mem::take(&mut self.changed);
     }
 
-    /// Volumes whose roots may have no address yet, or got one from the checkpoint that is ending:
-    /// those on pages that it wrote or that changed since.
+    /// Returns the volumes whose roots may have no address yet, or got one from the checkpoint that is
+    /// ending: those on pages that it wrote or that changed since.
     pub fn moved_roots(&self) -> Vec<VolumeId> {
         let slots = |&page: &u64| page * SLOTS_PER_PAGE as u64..(page + 1) * SLOTS_PER_PAGE as u64;
         self.frozen.union(&self.changed).flat_map(|page| self.by_slot.range(slots(page)).map(|(_, &id)| id)).collect()
@@ -341,12 +341,12 @@ impl Directory {
         self.get(id).is_some_and(|v| self.changed.contains(&(v.slot / SLOTS_PER_PAGE as u64)))
     }
 
-    /// Pages that changed since the last checkpoint.
+    /// Returns the number of pages that changed since the last checkpoint.
     pub fn changed_pages(&self) -> usize {
         self.changed.len()
     }
 
-    /// Pages the directory takes.
+    /// Returns the number of pages of the directory.
     pub fn pages(&self) -> u64 {
         self.slots.div_ceil(SLOTS_PER_PAGE as u64)
     }

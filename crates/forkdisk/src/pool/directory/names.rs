@@ -1,4 +1,4 @@
-//! Names: what there is under one, what a folder holds, and which may be given.
+//! Names: lookup, contents of folders, and which names are allowed.
 
 use std::ops::Bound;
 
@@ -9,7 +9,7 @@ use crate::types::VolumeId;
 
 use super::{CatalogEntry, Directory};
 
-/// What a name in a folder was found by.
+/// How a name in a folder was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Volume,
@@ -20,7 +20,7 @@ enum Found {
 }
 
 impl Directory {
-    /// Renames a folder's own record and everything in the folder.
+    /// Renames a folder's record and everything in the folder.
     pub fn rename_folder(&mut self, from: &str, to: &str) {
         let within = format!("{from}/");
         let from_here = self.names.range((NO_VOLUME, from.into())..);
@@ -31,7 +31,7 @@ impl Directory {
         moved.iter().for_each(|(id, name)| self.rename(*id, name));
     }
 
-    /// Whether every name in the folder may begin with `to` in place of `from`.
+    /// Whether every name in the folder may begin with `to` instead of `from`.
     pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
         let within = format!("{from}/");
         let names = self.names.range((NO_VOLUME, within.as_str().into())..);
@@ -49,20 +49,20 @@ impl Directory {
         })
     }
 
-    /// A number that is another one whenever a name has come or gone.
+    /// Returns a number that changes whenever a name is added or removed.
     pub fn names_version(&self) -> u64 {
         self.names_version
     }
 
-    /// The volumes whose names come behind `after`, in the order of their names.
+    /// Iterates over the volumes whose names come behind `after`, in the order of their names.
     fn volumes_after(&self, after: &str) -> impl Iterator<Item = (&str, VolumeId)> {
         let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
         let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
         all.filter(|(_, id)| self.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
     }
 
-    /// Names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its snapshots: those that
-    /// come behind the name `after`, whether there is one of that name or not.
+    /// Returns names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its
+    /// snapshots: those behind the name `after`, whether that name exists or not.
     pub fn names_after(&self, after: &str, most: usize, snapshots: bool) -> Vec<String> {
         let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
             let behind = self.names.range((Bound::Excluded((volume, after.into())), Bound::Unbounded));
@@ -86,7 +86,8 @@ impl Directory {
         names
     }
 
-    /// The last names of snapshots of a volume in the order of names, at most `most`, without the volume's.
+    /// Returns the last names of snapshots of a volume in the order of names, at most `most`, without the
+    /// volume's.
     pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
         let Some(&id) = self.names.get(&(NO_VOLUME, volume.into())) else { return Vec::new() };
         let all = self.names.range((id, "".into())..(VolumeId(id.0 + 1), "".into())).rev();
@@ -96,7 +97,7 @@ impl Directory {
         names
     }
 
-    /// `volume` or `volume@snapshot`, if it exists and is to be seen.
+    /// Returns `volume` or `volume@snapshot`, if it exists and is visible.
     pub fn find(&self, name: &str) -> Result<&CatalogEntry> {
         let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));
         let (volume, snapshot) = match name.split_once('@') {
@@ -115,7 +116,7 @@ impl Directory {
         }
     }
 
-    /// The record of a folder, if it has one of its own; the root's name is empty.
+    /// Returns the record of a folder, if it has one; the root's name is empty.
     pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
         let record = &self.get(*self.names.get(&(NO_VOLUME, name.into()))?)?.record;
         (record.state == VolumeState::Folder).then_some(record)
@@ -126,7 +127,7 @@ impl Directory {
         self.next_child(name, "").is_some()
     }
 
-    /// The first name directly in `folder` that does not lie before `from`, and what it is.
+    /// Returns the first name directly in `folder` that is not before `from`, and how it was found.
     fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}").into())..);
@@ -145,14 +146,14 @@ impl Directory {
         .flatten()
     }
 
-    /// Everything directly in `folder` (empty: the root), each with whether it is a folder.
+    /// Returns everything directly in `folder` (empty: the root), each with whether it is a folder.
     pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
         let (mut out, mut from) = (Vec::new(), String::new());
         while let Some((child, found)) = self.next_child(folder, &from) {
             // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
             from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
             let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
-            // A folder with a record of its own comes before what is in it, with other names in between.
+            // A folder with a record comes before what is in it, with other names in between.
             if found != Found::Inside || self.folder(&path).is_none() {
                 out.push((child.to_string(), found != Found::Volume));
             }
@@ -160,7 +161,7 @@ impl Directory {
         out
     }
 
-    /// The name people use.
+    /// Returns the name as users see it.
     pub fn full_name(&self, volume: &VolumeRecord) -> String {
         match self.get(volume.parent) {
             Some(parent) if volume.state == VolumeState::Snapshot => format!("{}@{}", parent.record.name, volume.name),
@@ -168,7 +169,7 @@ impl Directory {
         }
     }
 
-    /// Whether `name` may be given to a new volume (`parent` none) or snapshot.
+    /// Checks whether `name` may be given to a new volume (`parent` none) or snapshot.
     pub fn check_new(&self, parent: VolumeId, name: &str) -> Result<()> {
         match parent {
             NO_VOLUME => check_volume_name(name)?,
@@ -226,7 +227,7 @@ fn check_part(part: &str, whole: &str) -> Result<()> {
     }
 }
 
-/// The marks that names of volumes and snapshots may have beside letters, digits and spaces.
+/// The marks that names of volumes and snapshots may contain besides letters, digits and spaces.
 pub const NAME_MARKS: &str = "._-+=~#:,";
 
 /// Whether `c` may be in a part of a name: the letters, digits and marks that need no escape in JSON or in a label of
@@ -235,7 +236,7 @@ pub fn is_name_character(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == ' ' || NAME_MARKS.contains(c)
 }
 
-/// Whether `name` may be a volume's name.
+/// Checks whether `name` may be a volume's name.
 pub fn check_volume_name(name: &str) -> Result<()> {
     name.split('/').try_for_each(|part| check_part(part, name))
 }
@@ -244,7 +245,7 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Volumes, and folders (names that end with `/`), numbered from 1 on.
+    /// Creates a directory with volumes, and folders (names that end with `/`), numbered from 1 on.
     fn directory(names: &[&str]) -> Directory {
         let mut d = Directory::default();
         for (i, name) in names.iter().enumerate() {

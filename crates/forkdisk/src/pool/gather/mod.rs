@@ -1,11 +1,11 @@
-//! Gathering: pages of a volume that lie scattered are brought back into one piece, a virtual block at a
-//! time, without unsharing anything.
+//! Gathering: scattered pages of a volume are moved into one contiguous place, a virtual block at a time,
+//! without unsharing anything.
 //!
-//! Nobody waits for it, and nothing is held while pages are copied: they are *watched*. Writes in place that
-//! were planned before are waited for, and one that is planned meanwhile makes its page stay where it is. The
-//! move is published in one record for all who refer to the pages; until that is durable, and the next
-//! checkpoint has ended, the old pages stay as they are (I6). What is to be waited for by others (a
-//! checkpoint, a snapshot) cuts a copy short.
+//! Nothing waits for it, and nothing is locked while pages are copied: they are *watched*. Writes in place
+//! that were planned before are waited for, and one that is planned meanwhile makes its page stay where it
+//! is. The move is published in one record for everything that refers to the pages; until that is durable,
+//! and the next checkpoint has ended, the old pages stay unchanged (I6). A waiting checkpoint or snapshot
+//! cuts a copy short.
 
 mod plan;
 mod policy;
@@ -35,41 +35,42 @@ use plan::{GatherMode, Placed};
 pub use policy::GatherScheduler;
 use row::Rows;
 
-/// Virtual blocks looked at before others have their turn.
+/// Virtual blocks examined before other tasks may run.
 const BLOCKS_PER_STEP: u64 = 256;
-/// How often a block is tried again whose pages were written meanwhile, or whose copy was cut short.
+/// How often a block is retried whose pages were written meanwhile, or whose copy was cut short.
 const MAX_TRIES: usize = 4;
 
-/// What came of gathering a volume.
+/// Result of gathering a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GatherReport {
     /// Bytes that were moved.
     pub moved: u64,
     /// Blocks of 1 MiB of the volume of which something was moved.
     pub blocks: u64,
-    /// Blocks that are scattered still, in all of the volume: their pages are shared in ways that moving them would
-    /// undo, were written all the time, or there is no room in one piece.
+    /// Blocks that are still scattered, in all of the volume: moving their pages would undo sharing, they
+    /// were written all the time, or there is no contiguous space.
     pub left: u64,
-    /// It ended before the end of the volume: the file system under the pool had no room for what was to be moved.
+    /// It ended before the end of the volume: the file system under the pool had no space for the moves.
     pub host_full: bool,
-    /// How scattered it was and is, in percent; see [`VolumeInfo::fragmentation`](super::VolumeInfo::fragmentation).
+    /// Fragmentation before and after, in percent; see
+    /// [`VolumeInfo::fragmentation`](super::VolumeInfo::fragmentation).
     pub before: f64,
     /// See `before`.
     pub after: f64,
 }
 
-/// What came of one virtual block.
+/// Result of one virtual block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// So many pages were moved.
+    /// This many pages were moved.
     Moved(u64),
-    /// Nothing was to be done.
+    /// There was nothing to do.
     Nothing,
-    /// There is no room.
+    /// There is no space.
     NoSpace,
-    /// The file system under the pool has no room.
+    /// The file system under the pool has no space.
     HostFull,
-    /// Others were in the way.
+    /// Other tasks were in the way.
     Conflict,
 }
 
@@ -90,7 +91,7 @@ impl WatchedPages {
         self.0.clear();
     }
 
-    /// These pages are about to be written in place, which they may (true).
+    /// Called before a write in place to these pages; returns true, because the write is allowed.
     pub fn note(&mut self, first: PageAddr, pages: u64) -> bool {
         if !self.0.is_empty() {
             let range = first..PageAddr(first.0 + pages);
@@ -105,13 +106,14 @@ impl WatchedPages {
 }
 
 impl<D: Device> Pool<D> {
-    /// Brings scattered pages of a volume or snapshot together, as far as that unshares nothing, and tells
-    /// `progress` how many bytes of how many it has gone over; it ends when that answers false. It takes what
-    /// the copier lets it have; reads, writes and verbs go on meanwhile. Refused while somebody else does so.
+    /// Gathers the scattered pages of a volume or snapshot, as far as that unshares nothing. Calls `progress`
+    /// with the bytes examined and their total; ends when it returns false. Limited by the copier's
+    /// throttles; reads, writes and verbs continue meanwhile. Refused while another call gathers the same
+    /// volume.
     pub async fn gather(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<GatherReport> {
         self.0.check_writable()?;
         let before = self.find(name)?;
-        // Two would each look for a row of blocks, and move all of it.
+        // Two calls would each look for contiguous blocks, and move all of it.
         let Some(_asked) = self.0.gathering.request(before.id) else {
             let why = format!("{name:?} is being gathered already; wait until that has ended");
             return Err(Error::new(ErrorKind::Busy, why));
@@ -120,7 +122,7 @@ impl<D: Device> Pool<D> {
         self.0.wait_space_freed().await?;
         let (mut rows, mut gone_over, mut blocks) = (Rows::new(before.id), 0, BTreeSet::new());
         while let Some((at, way)) = rows.next(&self.0).await? {
-            // It may begin again, for rows that there was no room for.
+            // It may begin again, for contiguous blocks that there was no space for.
             gone_over = (at.0 * PAGE_SIZE as u64).min(before.size).max(gone_over);
             if !progress(gone_over, before.size) {
                 break;
@@ -150,7 +152,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Has what was given up come back: pages go home where that is free. Refuses where that can take for ever.
+    /// Waits until pending free space is freed, so that pages can go home. Fails where that can take forever.
     async fn wait_space_freed(self: &Rc<Self>) -> Result<()> {
         self.unless_blocked(self.free_pending_space()).await
     }
@@ -166,7 +168,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The first virtual block from `at` on whose pages do not lie in one piece.
+    /// Returns the first virtual block from `at` on whose pages are not contiguous.
     async fn next_scattered(&self, id: VolumeId, mut at: VirtualPage) -> Result<Option<VirtualPage>> {
         loop {
             let (next, found) = self
@@ -188,7 +190,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// How many virtual blocks have pages that do not lie in one piece; none of a volume that is gone.
+    /// Returns how many virtual blocks have pages that are not contiguous; none of a deleted volume.
     async fn scattered_blocks(&self, id: VolumeId) -> Result<u64> {
         let (mut at, mut count) = (VirtualPage(0), 0);
         while self.meta.borrow().directory.get(id).is_some()
@@ -199,7 +201,7 @@ impl<D: Device> Inner<D> {
         Ok(count)
     }
 
-    /// Gathers one virtual block, trying again if others are in the way.
+    /// Gathers one virtual block, and retries on conflicts.
     async fn gather_for(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
         let mut outcome = Outcome::Conflict;
         let mut emptied = false;
@@ -211,8 +213,7 @@ impl<D: Device> Inner<D> {
             }
             outcome = self.gather_block(id, at, way).await?;
             match outcome {
-                // What was moved before lies in the way until the next checkpoint, as do places that were taken in
-                // vain.
+                // Pages moved before, and places allocated in vain, are in the way until the next checkpoint.
                 Outcome::Conflict | Outcome::NoSpace | Outcome::HostFull if !emptied && self.has_pending_space() => {
                     emptied = true;
                     self.unless_blocked(self.clone().checkpoint()).await?;
@@ -226,9 +227,9 @@ impl<D: Device> Inner<D> {
         Ok(outcome)
     }
 
-    /// Brings together what of one virtual block is worth it.
+    /// Gathers the part of one virtual block that is worth it.
     async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
-        // One at a time: a plan that is waited for cuts copies short.
+        // One at a time: a waiting task cuts copies short.
         let _alone = self.gathering.lock.lock(0..1, LockMode::Exclusive).await;
         self.wait_below_dirty_limit().await?;
         let Some(plan) = self.retry_pinned(|meta| meta.plan_moves(id, at, way)).await? else {
@@ -241,7 +242,7 @@ impl<D: Device> Inner<D> {
     }
 
     async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
-        // Writes in place that were planned before anybody watched.
+        // Writes in place that were planned before the pages were watched.
         if !planted(Bug::GatherOvertakesWriters) {
             self.generations.barrier().await;
         }
@@ -281,7 +282,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Copies pages to their new place. False: it was cut short, or could not be read or written.
+    /// Copies pages to their new place. False: it was cut short, or a request failed.
     async fn copy_gathered(&self, id: VolumeId, moved: &[MovedRun], plan: Option<&PlanGuard>) -> Result<bool> {
         let client = {
             let meta = &mut *self.meta.borrow_mut();
@@ -329,7 +330,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// One job for each piece that is written.
+    /// Returns one job for each contiguous destination.
     fn jobs(&self, moved: &[MovedRun]) -> Vec<Job<D>> {
         let place = |page: PageAddr| Place { device: self.device.clone(), offset: page.offset() };
         let group = JobGroup::default();

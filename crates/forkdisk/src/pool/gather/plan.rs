@@ -1,11 +1,11 @@
-//! Which pages of a virtual block are brought together, and where.
+//! Which pages of a virtual block are gathered, and where.
 //!
 //! - *Home*: most of them lie in one block, as they lie in the volume, and the places of the others there are
 //!   free: only the others move.
-//! - *Elsewhere*: all that can be moved go to a place where they lie in one piece.
+//! - *Elsewhere*: all that can be moved go to one contiguous place.
 //!
-//! A page is moved only together with all who refer to it, so that nothing is unshared: where not all of
-//! them are known it stays.
+//! A page is moved only together with all references to it, so that nothing is unshared: if not all of them
+//! are known it stays.
 
 use std::collections::BTreeMap;
 
@@ -15,43 +15,43 @@ use crate::pool::{Failure, Meta, pages_of};
 use crate::space::{Miss, Need};
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
 
-/// Volumes and snapshots among which it is looked for those who share something.
+/// Volumes and snapshots that are searched for references to the same pages.
 const MAX_MEMBERS: usize = 256;
-/// Most virtual blocks for which room in one piece is looked for.
+/// Most virtual blocks for which contiguous space is looked for.
 const MAX_ROW_BLOCKS: u64 = 256;
 
-/// Most pages that are moved by policy for each seam that is one no more: where they go home, and elsewhere.
+/// Most pages that are moved by policy for each seam removed: when they go home, and elsewhere.
 const RETURN_PAGES_PER_SEAM: u64 = 2;
 const MOVED_PAGES_PER_SEAM: u64 = 64;
-/// Stands for the block where pages will go, whichever that is: nothing lies there.
+/// Placeholder for the block that is not chosen yet: nothing lies there.
 const NOWHERE: Block = Block(1 << 31);
 
-/// A page and where it is to go.
+/// A page: its slot, its place and its new place.
 type PageMove = (usize, PageAddr, PageAddr);
 
 enum Target {
     Return,
-    /// A block of their own, in which each lies as in the volume.
+    /// A separate block, in which each page lies as in the volume.
     Block,
-    /// One behind the other.
+    /// Contiguous.
     Run,
 }
 
-/// At whose expense a volume is gathered.
+/// How much a volume is gathered at the cost of others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GatherMode {
-    /// As [`ByPolicy`](GatherMode::ByPolicy), and pages only go home, in blocks without holes. What still fills up in
-    /// random places would be moved again and again.
+    /// As [`ByPolicy`](GatherMode::ByPolicy), but pages only go home, in blocks without holes. A block that
+    /// still fills up in random places would be moved again and again.
     Home,
-    /// By policy: everybody's seams count, and no other volume gets more of them.
+    /// By policy: the seams of all volumes count, and no other volume gets more of them.
     ByPolicy,
-    /// Somebody wants this volume in one piece, whoever pays for it.
+    /// Gathering this volume was requested, whatever it costs others.
     Requested,
-    /// So does somebody, and its blocks are to lie one behind the other.
+    /// Requested, and its blocks must be contiguous with each other, too.
     Sequential,
 }
 
-/// What is to be moved. The places are real ones only where it goes home.
+/// The pages to be moved. The places are final only if they go home.
 pub struct MovePlan {
     steps: Vec<PageMove>,
     target: Target,
@@ -62,26 +62,26 @@ pub struct MovePlan {
     follow: u64,
 }
 
-/// What came of placing a wish.
+/// Result of placing a plan.
 pub enum Placed {
     Moves(Vec<MovedRun>),
     NoRoom,
 }
 
 impl MovePlan {
-    /// The pages that are to be moved.
+    /// Returns the pages to be moved.
     pub fn pages(&self) -> impl Iterator<Item = PageAddr> + '_ {
         self.steps.iter().map(|&(_, from, _)| from)
     }
 
-    /// Where each page lies when they have been moved.
+    /// Returns where each page lies after the move.
     fn places_after(&self) -> impl Fn(usize, PageAddr) -> PageAddr + use<> {
         let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
         self.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
         move |slot, page| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to)
     }
 
-    /// Pages that go one behind the other do so, whichever they are.
+    /// Makes pages that go to a run contiguous, whichever they are.
     fn make_sequential(&mut self) {
         if let Target::Run = self.target {
             self.steps.iter_mut().enumerate().for_each(|(i, (_, _, to))| *to = NOWHERE.page(i));
@@ -89,15 +89,15 @@ impl MovePlan {
     }
 }
 
-/// All who may refer to what a volume has there, and what of it can be moved.
+/// Everything that may refer to a volume's pages there, and which of them can be moved.
 struct Survey {
     family: Family,
     movable: Movable,
 }
 
 impl Meta {
-    /// The map of a volume that is not deleted: of one that is, tables go one by one, and what is above goes on
-    /// naming them.
+    /// Returns the map of a volume that is not deleted: the tables of a deleted one are released one by one,
+    /// and the tables above still refer to them.
     pub(super) fn living(&mut self, id: VolumeId) -> Result<(Editor<'_>, &VolumeRecord), Failure> {
         match self.read_editor(id) {
             Some((editor, record)) if record.state != VolumeState::Dead => Ok((editor, record)),
@@ -129,7 +129,7 @@ impl Meta {
         Ok(movable.map(|movable| Survey { family, movable }))
     }
 
-    /// What of the virtual block that begins at `at` is to be moved, if anything.
+    /// Returns what to move of the virtual block that begins at `at`, if anything.
     pub fn plan_moves(&mut self, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Option<MovePlan>, Failure> {
         if way == GatherMode::Home && self.has_holes(id, at)? {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Meta {
         Ok(plan.map(|plan| MovePlan { before, follow, ..plan }))
     }
 
-    /// Whether nothing is mapped somewhere in the virtual block, before the end of the volume.
+    /// Whether the virtual block has a hole before the end of the volume.
     fn has_holes(&mut self, id: VolumeId, at: VirtualPage) -> Result<bool, Failure> {
         let (editor, record) = self.living(id)?;
         let (mut page, end) = (at.0, pages_of(record.size).min(at.0 + BLOCK_PAGES));
@@ -166,7 +166,8 @@ impl Meta {
         Ok(false)
     }
 
-    /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.
+    /// Returns the block in which the virtual block before `at` ends, and how many virtual blocks are left
+    /// from `at` on.
     fn neighbours(&mut self, id: VolumeId, at: VirtualPage) -> Result<(Option<Block>, u64), Failure> {
         let (editor, record) = self.living(id)?;
         let left = pages_of(record.size).saturating_sub(at.0).div_ceil(BLOCK_PAGES).clamp(1, MAX_ROW_BLOCKS);
@@ -176,19 +177,20 @@ impl Meta {
         Ok((end.map(PageAddr::block), left))
     }
 
-    /// What may be done about a block by itself, the best first.
+    /// Returns the possible plans for a single block, the best first.
     fn single_block_plans(&mut self, movable: &Movable, way: GatherMode) -> Result<[Option<MovePlan>; 2], Failure> {
         let home = self.plan_return(movable)?;
         Ok(match home {
             Some((home, _)) if way == GatherMode::Home => [Some(home), None],
             None if way == GatherMode::Home => [None, None],
-            // Some of it stays scattered, which whoever asks did not ask for.
+            // Some of it would stay scattered, which is not what was requested.
             Some((home, false)) if way >= GatherMode::Requested => [plan_move_all(movable), Some(home)],
             home => [home.map(|(home, _)| home), plan_move_all(movable)],
         })
     }
 
-    /// Everything that is not where most of it is goes there, as far as there is room; whether that is all of it.
+    /// Plans to move everything else to the block where most pages lie, as far as there is space; returns
+    /// also whether that is all of it.
     fn plan_return(&mut self, movable: &Movable) -> Result<Option<(MovePlan, bool)>, Failure> {
         let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
         let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
@@ -205,7 +207,7 @@ impl Meta {
         Ok((!plan.steps.is_empty()).then_some((plan, is_all)))
     }
 
-    /// Finds room for a wish and takes it.
+    /// Finds space for a plan and allocates it.
     pub fn place_gathered(&mut self, plan: MovePlan) -> Result<Placed, Miss> {
         let MovePlan { mut steps, target, tables, before, follow } = plan;
         let Ok(reserved) = self.reserve(Need::Move { pages: steps.len() as u64, tables }) else {
@@ -229,8 +231,8 @@ impl Meta {
         Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
     }
 
-    /// Of what was copied, what can be published: still there, unchanged, and everybody who refers to it known.
-    /// `None` if nothing can.
+    /// Returns the record for the copied pages that can be published: still there, unchanged, and with all
+    /// references known. `None` if there are none.
     pub fn gather_record(
         &mut self,
         id: VolumeId,
@@ -250,7 +252,7 @@ impl Meta {
     }
 }
 
-/// Everything that can be moved goes to a place in one piece.
+/// Plans to move all movable pages to one contiguous place.
 fn plan_move_all(movable: &Movable) -> Option<MovePlan> {
     let mapped = movable.all.iter().flatten().count() as u64;
     let target = if 2 * mapped > BLOCK_PAGES { Target::Block } else { Target::Run };
@@ -261,7 +263,7 @@ fn plan_move_all(movable: &Movable) -> Option<MovePlan> {
     (!plan.steps.is_empty()).then_some(plan)
 }
 
-/// As much of a wish as is worth it.
+/// Limits a plan to the part that is worth it.
 fn limit_to_worthwhile(plan: MovePlan, movable: &Movable, way: GatherMode) -> Option<MovePlan> {
     let (is_asked, wished) = (matches!(way, GatherMode::Requested | GatherMode::Sequential), plan.steps.len());
     let plan = if is_asked { plan } else { without_worse_order(plan, movable) };
@@ -273,8 +275,8 @@ fn limit_to_worthwhile(plan: MovePlan, movable: &Movable, way: GatherMode) -> Op
         GatherMode::Home | GatherMode::ByPolicy => {
             let cost = if way == GatherMode::Home { RETURN_PAGES_PER_SEAM } else { MOVED_PAGES_PER_SEAM };
             let is_cheap = after < before && plan.steps.len() as u64 <= cost * (before - after);
-            // Where some of it has to stay it is all looked at again when the other is gone: not much is not worth it
-            // twice.
+            // If some of it has to stay, all of it is examined again when the other volume is deleted: a
+            // little is not worth it twice.
             let is_much = way != GatherMode::Home || plan.steps.len() == wished || 2 * after <= before;
             is_cheap && is_much && movable.weight(&now) < movable.weight(|_, page| page)
         }
@@ -282,7 +284,7 @@ fn limit_to_worthwhile(plan: MovePlan, movable: &Movable, way: GatherMode) -> Op
     is_worth.then_some(plan)
 }
 
-/// Without pages that another volume has in better order than it would have them then.
+/// Removes pages that another volume has in better order than it would have after the move.
 fn without_worse_order(mut plan: MovePlan, movable: &Movable) -> MovePlan {
     while let Some(leaf) = movable.burdened(plan.places_after()) {
         // It has some of them, so that there are fewer each time.
@@ -292,7 +294,7 @@ fn without_worse_order(mut plan: MovePlan, movable: &Movable) -> MovePlan {
     plan
 }
 
-/// Steps that go on where the one before ends, made one.
+/// Merges contiguous steps into runs.
 fn runs(steps: &[PageMove]) -> Vec<MovedRun> {
     let mut out: Vec<MovedRun> = Vec::new();
     for &(slot, from, to) in steps {

@@ -1,4 +1,4 @@
-//! Gathering without anybody asking: which volume is next, and when.
+//! Gathering by policy: which volume is next, and when.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,43 +15,43 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
 use super::{GatherMode, Outcome};
 
-/// How long nobody may have read or written for the pool to be idle.
+/// The pool is idle after this time without reads and writes.
 const IDLE_AFTER: Duration = Duration::from_millis(200);
-/// A volume that was gone over is gone over again when it has more seams than were left by this part of them
-/// and so many.
+/// A volume is gathered again when its seams exceed those left by one in `REGATHER_PART` of them and by
+/// `REGATHER_SEAMS`.
 const REGATHER_PART: u64 = 8;
 const REGATHER_SEAMS: u64 = 16;
-/// By `auto` a volume is gathered where more than this part of its pages are seams.
+/// With `auto` a volume is gathered where more than this part of its pages are seams: one of this many.
 const AUTO_PART: u64 = 256;
-/// Pages of a volume that `auto` does not go over again only because some volume was given back.
+/// Size from which on `auto` does not process a volume again only because some volume was deleted, in pages.
 const LARGE_VOLUME_PAGES: u64 = (16 << 30) / PAGE_SIZE as u64;
-/// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given
-/// back.
+/// A volume that was processed in vain repeatedly is processed again after at most this many deletions of
+/// others.
 const MAX_PATIENCE_VOLUMES: u64 = 16;
-/// When so many pages have been moved for each count page of which something is logged, these are written, too: while
-/// nobody waits for it, and next to what was moved it is little.
+/// When this many pages have been moved for each count page with logged changes, the count pages are written,
+/// too: while the pool is idle, and a small cost next to the moves.
 const MOVED_PAGES_PER_LEAF: u64 = 8;
-/// With more volumes that have a policy they are looked through at most once in [`IDLE_AFTER`].
+/// If more volumes than this have a policy, they are examined at most once per [`IDLE_AFTER`].
 const MANY_VOLUMES: usize = 64;
 
-/// Who gathers.
+/// State of gathering.
 #[derive(Default)]
 pub struct GatherScheduler {
     /// Held for one virtual block.
     pub(super) lock: Rc<RangeLocks>,
     running: Cell<bool>,
-    /// Requests made for it.
+    /// Device requests made for gathering.
     pub(super) requests: Cell<u64>,
     ended: Event,
-    /// They were looked through a moment ago; whether somebody has asked for it since.
+    /// The volumes were examined recently; whether gathering was asked for since.
     resting: Cell<bool>,
     awaited: Cell<bool>,
     left: RefCell<BTreeMap<VolumeId, LastPass>>,
-    /// What somebody is having gathered.
+    /// Volumes for which gathering was requested.
     requested: Rc<RefCell<BTreeSet<VolumeId>>>,
 }
 
-/// Somebody is having a volume gathered, while this exists.
+/// A request to gather a volume, while this exists.
 pub(super) struct GatherRequest {
     id: VolumeId,
     all: Rc<RefCell<BTreeSet<VolumeId>>>,
@@ -63,19 +63,19 @@ impl Drop for GatherRequest {
     }
 }
 
-/// How a volume was when it had been gone over.
+/// State of a volume at the end of its last pass.
 #[derive(Clone, Copy)]
 struct LastPass {
     seams: u64,
-    /// Volumes that had been given back by then.
+    /// Volumes that had been released completely by then.
     reaped: u64,
-    /// So many have to be given back before it is gone over again: twice as many each time that nothing was moved, so
-    /// that what is to be had from nobody is not looked for with every deletion.
+    /// This many have to be released before it is processed again: twice as many each time that nothing was
+    /// moved, so that a fruitless search is not repeated with every deletion.
     patience: u64,
 }
 
 impl GatherScheduler {
-    /// Somebody wants this volume gathered; `None` if somebody does so already.
+    /// Requests gathering of this volume; `None` if it is requested already.
     pub(super) fn request(&self, id: VolumeId) -> Option<GatherRequest> {
         let is_first = self.requested.borrow_mut().insert(id);
         is_first.then(|| GatherRequest { id, all: Rc::clone(&self.requested) })
@@ -97,7 +97,7 @@ impl GatherScheduler {
         is_scattered && left.get(&record.id).is_none_or(fits)
     }
 
-    /// Nothing was moved if it was `in_vain`; there are no `seams` if it is gone.
+    /// Notes a pass. Nothing was moved if it was `in_vain`; `seams` is `None` if the volume is deleted.
     fn note_pass(&self, id: VolumeId, seams: Option<u64>, reaped: u64, in_vain: bool) {
         let mut left = self.left.borrow_mut();
         let before = left.remove(&id);
@@ -106,26 +106,26 @@ impl GatherScheduler {
             Some(before) if in_vain && reaped - before.reaped >= before.patience => {
                 (2 * before.patience).min(MAX_PATIENCE_VOLUMES)
             }
-            // It was gone over because it had been scattered more: that says nothing about deletions.
+            // It was processed because it had become more scattered: that tells nothing about deletions.
             Some(before) if in_vain => before.patience,
             _ => 1,
         };
         left.insert(id, LastPass { seams, reaped, patience });
     }
 
-    /// What is known of the one is true of the other as long as it is like it.
+    /// Copies what is known of a source to its clone, as long as they are alike.
     fn note_clone(&self, source: &VolumeRecord, copy: &VolumeRecord) {
         // A copy's seams may have been estimated, which makes them fewer.
         let is_alike = source.referenced == copy.referenced && copy.seams <= source.seams;
         let mut all = self.left.borrow_mut();
-        // What was known of other contents is of no use in any case.
+        // What was known of other contents is useless in any case.
         all.remove(&copy.id);
         if let Some(&left) = all.get(&source.id).filter(|_| is_alike && source.gather == copy.gather) {
             all.insert(copy.id, left);
         }
     }
 
-    /// The volume is gone.
+    /// Forgets a deleted volume.
     pub fn forget(&self, id: VolumeId) {
         self.left.borrow_mut().remove(&id);
     }
@@ -137,8 +137,7 @@ impl GatherScheduler {
 }
 
 impl<D: Device> Pool<D> {
-    /// When the volume's scattered pages are brought together without anybody asking. A clone has the policy
-    /// of what it was cloned from.
+    /// Sets when the volume's scattered pages are gathered by policy. A clone has the policy of its source.
     pub async fn set_gather(&self, name: &str, gather: GatherPolicy) -> Result<()> {
         check_gather(gather)?;
         let id = self
@@ -154,7 +153,7 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Resolves when nothing is being gathered by policy, and nothing is to be.
+    /// Resolves when nothing is being gathered by policy, and nothing is due.
     pub async fn wait_gathered(&self) {
         self.0.gathering.resting.set(false);
         self.0.gather_soon();
@@ -165,7 +164,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Starts gathering by policy if there is something to do and it does not run.
+    /// Starts gathering by policy if something is due and it does not run.
     pub fn gather_soon(self: &Rc<Self>) {
         let idle = !self.opened.get() || self.options.read_only || self.closing.get() || self.failed.borrow().is_some();
         if idle || self.gathering.running.get() || self.is_resting() {
@@ -180,7 +179,7 @@ impl<D: Device> Inner<D> {
             while let Some(id) = inner.next_to_gather().filter(|_| inner.may_gather()) {
                 let reaped = inner.counters.reaped.get();
                 let gathered = inner.counters.gathered.get();
-                // What goes wrong hurts nobody: the pages stay where they are, until there is more to do.
+                // A failure does no harm: the pages stay where they are, until more is due.
                 let is_done = inner.gather_by_policy(id).await.is_ok();
                 let moved = inner.counters.gathered.get() - gathered;
                 // As above.
@@ -193,14 +192,15 @@ impl<D: Device> Inner<D> {
         }));
     }
 
-    /// `copy` has just become a clone of `source`: what was looked for in vain there need not be looked for here.
+    /// Notes that `copy` has just become a clone of `source`: a search that was in vain there need not be
+    /// repeated here.
     pub fn note_cloned(&self, meta: &Meta, source: VolumeId, copy: VolumeId) {
         if let (Some(source), Some(copy)) = (meta.directory.get(source), meta.directory.get(copy)) {
             self.gathering.note_clone(&source.record, &copy.record);
         }
     }
 
-    /// Whether nothing was to be done when it was looked a moment ago.
+    /// Whether nothing was due at a recent check.
     fn is_resting(&self) -> bool {
         let is_resting = self.gathering.resting.get();
         if is_resting {
@@ -209,13 +209,13 @@ impl<D: Device> Inner<D> {
         is_resting
     }
 
-    /// Nothing is to be done. Where looking takes its time it is not looked again for a while.
+    /// Notes that nothing is due. If checking takes long it is not repeated for a while.
     fn rest(self: &Rc<Self>) {
         if self.meta.borrow().directory.gathering().count() <= MANY_VOLUMES {
             return;
         }
         self.gathering.resting.set(true);
-        // Nobody keeps a pool open for it.
+        // Must not keep the pool open.
         let (inner, pause) = (Rc::downgrade(self), self.runtime.sleep(IDLE_AFTER));
         self.runtime.spawn(Box::pin(async move {
             pause.await;
@@ -235,13 +235,13 @@ impl<D: Device> Inner<D> {
         !self.closing.get() && !self.closed.get() && self.failed.borrow().is_none()
     }
 
-    /// So many pages have been moved.
+    /// Notes that this many pages have been moved.
     async fn retire_count_log(self: &Rc<Self>, moved: u64) -> Result<()> {
         let is_to_end = self.may_gather() && self.meta.borrow_mut().space.retire_log(moved / MOVED_PAGES_PER_LEAF);
         if is_to_end { self.unless_blocked(self.clone().checkpoint()).await } else { Ok(()) }
     }
 
-    /// Goes over a volume once.
+    /// Processes a volume once.
     async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
         let mut at = VirtualPage(0);
         let (mut last, mut has_taken_back) = (None, false);
@@ -269,14 +269,14 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Requests for the data of volumes so far, without those of gathering.
+    /// Returns the number of requests for the data of volumes so far, without those of gathering.
     fn activity(&self) -> u64 {
         let (reads, writes) = (self.counters.data_reads.read().count, self.counters.data_writes.read().count);
         reads + writes - self.gathering.requests.get()
     }
 
-    /// If anybody has read or written since `last`, or nobody has looked yet: waits until nobody has for a while. What
-    /// it is then.
+    /// If there were reads or writes since `last`, or `last` is `None`: waits until the pool has been idle
+    /// for a while. Returns the activity at the end.
     async fn wait_idle(&self, mut last: Option<u64>) -> Option<u64> {
         while self.may_gather() {
             let now = Some(self.activity());
@@ -312,16 +312,16 @@ mod tests {
             }
         }
         assert_eq!(looks, [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]);
-        // Where something was moved there may be more, and what has been scattered since is reason enough.
+        // Where something was moved there may be more, and pages scattered since are reason enough.
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(150), 100));
         gathering.note_pass(id, Some(100), 100, false);
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(100), 101));
-        // Looked through in vain for what had been written, however often: one deletion is enough.
+        // Processed in vain because of writes, however often: one deletion is enough.
         for seams in [150, 200, 300, 400] {
             gathering.note_pass(id, Some(seams), 100, true);
         }
         assert!(!gathering.is_due(&record(400), 100) && gathering.is_due(&record(400), 101));
-        // A clone is like it, until something is written.
+        // A clone is like it, until it is written.
         let clone = |seams| VolumeRecord { id: VolumeId(8), ..record(seams) };
         gathering.note_clone(&record(400), &VolumeRecord { referenced: 9_999, ..clone(400) });
         assert!(gathering.is_due(&clone(400), 100), "it is not all of it");

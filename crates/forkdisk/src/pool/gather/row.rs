@@ -1,9 +1,10 @@
-//! The order of a volume's blocks among each other.
+//! The order of a volume's blocks.
 //!
-//! Each may lie in one piece and be read from far away from the one before. Where somebody asks for a volume to be
-//! gathered, and many of its blocks lie so, they are all moved to blocks in a row, those that lie in one piece already
-//! included; that is looked at a stretch of the volume at a time. Where there is no row for all of it, shorter ones do,
-//! and it is gone over once more when everything else is gathered: that makes room.
+//! Each block may be contiguous and still be far from the one before. When gathering is requested for a
+//! volume, and many of its blocks are far apart, all of them are moved to contiguous blocks, including those
+//! that are contiguous already; the volume is examined a stretch at a time. If there are not enough
+//! contiguous blocks for a stretch, shorter rows are used, and the volume is processed once more after
+//! everything else is gathered, because that frees space.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -16,32 +17,34 @@ use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId, table_span};
 
 use super::plan::GatherMode;
 
-/// Most virtual blocks in a row.
+/// Most virtual blocks in a stretch.
 const STRETCH_BLOCKS: usize = 128;
-/// A jump to another place for so many blocks is one too many: a disk takes about as long for one as for a block.
+/// More than one jump to another place per this many blocks is too many: a disk takes about as long for a
+/// jump as for a block.
 const BLOCKS_PER_JUMP: usize = 16;
 
-/// Goes over a volume, for somebody who asks for it to be gathered.
+/// Pass over a volume for which gathering was requested.
 pub struct Rows {
     id: VolumeId,
     at: VirtualPage,
     /// Behind the last virtual block of this stretch.
     end: VirtualPage,
-    /// Those of it that are to be moved to blocks in a row; none if they lie so, or there is no room for that.
+    /// Its blocks that are moved to contiguous blocks; empty if they are contiguous, or there is no space for
+    /// that.
     row: VecDeque<VirtualPage>,
-    /// The first scattered one, when it was last looked for; `None`: there is none.
+    /// The first scattered block, at the last search; `None`: there is none.
     scattered: Option<VirtualPage>,
     is_last: bool,
-    /// There was no room for a row somewhere, which there may be when everything else is gathered.
+    /// There was no space for contiguous blocks somewhere, which may change when everything else is gathered.
     lacked_space: bool,
     is_second: bool,
 }
 
-/// Virtual blocks that are looked at together.
+/// Virtual blocks that are examined together.
 struct Stretch {
-    /// Behind the last.
+    /// Behind the last one.
     end: VirtualPage,
-    /// What of it is to be moved to blocks in a row.
+    /// Its blocks that are moved to contiguous blocks.
     row: VecDeque<VirtualPage>,
     lacks_room: bool,
     /// The map ends with it.
@@ -55,14 +58,14 @@ impl Rows {
         Rows { id, at: start, end: start, row, scattered, is_last: false, lacked_space: false, is_second: false }
     }
 
-    /// The virtual block that is to be gathered next, and how.
+    /// Returns the virtual block that is gathered next, and how.
     pub async fn next<D: Device>(&mut self, inner: &Rc<Inner<D>>) -> Result<Option<(VirtualPage, GatherMode)>> {
         loop {
             if let Some(next) = self.row.pop_front() {
                 self.at = VirtualPage(next.0 + BLOCK_PAGES);
                 return Ok(Some((next, GatherMode::Sequential)));
             }
-            // What could not be moved may be gathered by itself: it was tried.
+            // Blocks that could not be moved may be gathered individually: that was tried.
             if let Some(found) = self.scattered.filter(|&found| found <= self.at) {
                 let from = found.max(self.at);
                 self.scattered = inner.next_scattered(self.id, from).await?;
@@ -76,7 +79,7 @@ impl Rows {
                     return Ok(None);
                 }
                 inner.wait_space_freed().await?;
-                // Each was gathered by itself, as far as it could be.
+                // Each was gathered individually, as far as possible.
                 *self = Rows { is_second: true, scattered: None, ..Rows::new(self.id) };
             }
             self.at = self.end;
@@ -87,12 +90,12 @@ impl Rows {
     }
 }
 
-/// Where virtual blocks will lie when each has been gathered by itself.
+/// Where virtual blocks will lie when each has been gathered individually.
 #[derive(Default)]
 struct BlockPlaces(Vec<(VirtualPage, Home)>);
 
 impl BlockPlaces {
-    /// Whether reading them jumps about more than it should.
+    /// Whether reading them jumps more often than it should.
     fn are_out_of_order(&self) -> bool {
         let jumps =
             |pair: &&[(VirtualPage, Home)]| pair[1].0.0 == pair[0].0.0 + BLOCK_PAGES && !pair[1].1.follows(pair[0].1);
@@ -102,7 +105,7 @@ impl BlockPlaces {
 }
 
 impl<D: Device> Inner<D> {
-    /// A stretch of virtual blocks from `at` on.
+    /// Returns a stretch of virtual blocks from `at` on.
     async fn stretch_from(self: &Rc<Self>, id: VolumeId, at: VirtualPage) -> Result<Stretch> {
         let (mut homes, mut stretch) =
             (BlockPlaces::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
@@ -140,14 +143,14 @@ impl<D: Device> Inner<D> {
         Ok(stretch)
     }
 
-    /// How many blocks in a row there are, at most so many as are wanted.
+    /// Returns how many contiguous empty blocks there are, at most `wanted`.
     async fn row_to_gather(&self, wanted: usize) -> Result<usize> {
         let room = |meta: &mut Meta| meta.space.row_to_gather(wanted as u64).map_err(|miss| Failure::Stop(miss.into()));
         Ok((self.retry_no_alloc(room).await? as usize).min(wanted))
     }
 }
 
-/// See [`Editor::home_of`](crate::map::Editor::home_of); also whether the map ends before.
+/// See [`Editor::home_of`](crate::map::Editor::home_of); also returns whether the map ends before.
 fn home_of(
     meta: &mut Meta,
     id: VolumeId,
