@@ -1,4 +1,4 @@
-//! Which pages of a block: one bit for each.
+//! A set of pages of a block: one bit for each.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub fn pages_in(bits: &Bitmap) -> u64 {
     bits.iter().map(|w| u64::from(w.count_ones())).sum()
 }
 
-/// The bits of `range`.
+/// Returns the bits of `range`.
 pub fn mask(range: Range<usize>) -> Bitmap {
     std::array::from_fn(|word| {
         let (from, to) = (range.start.max(64 * word), range.end.min(64 * word + 64));
@@ -24,7 +24,7 @@ pub fn mask(range: Range<usize>) -> Bitmap {
     })
 }
 
-/// The first bit from `from` on that is not set, before `to`; or `to`.
+/// Returns the first bit from `from` on that is not set, before `to`; or `to`.
 pub fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
     let unset = mask(from..to).into_iter().zip(bits).enumerate().find_map(|(word, (mask, bits))| {
         let unset = mask & !bits;
@@ -37,7 +37,7 @@ pub fn bit(bits: &Bitmap, i: usize) -> bool {
     bits[i / 64] >> (i % 64) & 1 == 1
 }
 
-/// The set bits, those in a row together.
+/// Iterates over the runs of set bits.
 pub fn rows(bits: Bitmap) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! What can go wrong, in few kinds, each with the errno that a client of a disk would see.
+//! Errors in few kinds, each with the errno that a client of a disk would see.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 /// A result with forkdisk's error.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kind of failure it is; each has one errno.
+/// The kind of a failure; each has one errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// No volume, snapshot or pool of that name (ENOENT).
+    /// No volume, snapshot or pool with that name (ENOENT).
     NotFound,
-    /// The name is taken (EEXIST).
+    /// The name is in use (EEXIST).
     Exists,
     /// A bad name, size, range or option (EINVAL).
     Invalid,
-    /// In use, or has what must go first, such as snapshots (EBUSY).
+    /// In use, or has dependents that must be removed first, such as snapshots (EBUSY).
     Busy,
-    /// The volume is a snapshot, or the pool was opened for reading (EROFS).
+    /// The volume is a snapshot, or the pool was opened read-only (EROFS).
     ReadOnly,
     /// No free space for data or for the metadata it needs (ENOSPC).
     NoSpace,
@@ -25,7 +25,7 @@ pub enum ErrorKind {
     Io,
     /// Metadata that does not match its checksum or its identity (EIO).
     Corrupt,
-    /// A pool made by a version with features this one does not know (EOPNOTSUPP).
+    /// A pool created by a version with features this one does not know (EOPNOTSUPP).
     Unsupported,
     /// An earlier flush or journal write failed: nothing is acknowledged until the pool is reopened (EIO).
     Failed,
@@ -34,7 +34,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The errno that a system call with this outcome would set.
+    /// Returns the errno that a system call with this outcome would set.
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::NotFound => 2,
@@ -49,7 +49,7 @@ impl ErrorKind {
     }
 }
 
-/// A failure: its kind, a sentence that says what and where, and the cause below it.
+/// A failure: its kind, a sentence that says what failed and where, and its cause.
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
@@ -58,29 +58,30 @@ pub struct Error {
 }
 
 impl Error {
-    /// A failure of `kind`, told by `message`.
+    /// Creates a failure of `kind` with `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error { kind, message: message.into().into(), source: None }
     }
 
-    /// A device request that failed while doing `what`. A full host file system is `NoSpace`.
+    /// Creates the error of a device request that failed while doing `what`. A full host file system is
+    /// `NoSpace`.
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
         let full = matches!(source.raw_os_error(), Some(28 | 122)) || source.kind() == std::io::ErrorKind::StorageFull;
         let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
         Error { kind, message: what.into().into(), source: Some(Arc::new(source)) }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether the device had no room, as a sparse file has none when the file system under it is full.
+    /// Whether the device had no space, as a sparse file has none when the file system under it is full.
     pub(crate) fn is_full_host(&self) -> bool {
         self.kind == ErrorKind::NoSpace && self.source.is_some()
     }
 
-    /// The errno that a system call with this outcome would set.
+    /// Returns the errno that a system call with this outcome would set.
     pub fn errno(&self) -> i32 {
         self.kind.errno()
     }
@@ -103,7 +104,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// What lies below the device's error, which is part of the message already.
+    /// Returns the cause below the device's error, which is part of the message already.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().and_then(|e| e.source())
     }

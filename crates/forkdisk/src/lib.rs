@@ -3,15 +3,15 @@
 //! A [`Pool`] lies on a [`Device`], one file or disk, and holds *volumes*: disks of any length up to
 //! 1 PiB that take space only for what was written to them. A snapshot or clone of a volume is
 //! one journal record, whatever its size; afterwards neither depends on the other, and the first
-//! write to a page that both share goes to a new page.
+//! write to a shared page goes to a new page.
 //!
-//! # What you bring
+//! # What the caller provides
 //!
-//! The engine has no threads, no clock and no executor of its own. Whoever embeds it brings two
-//! things: a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, lets
-//! time pass). The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch`
-//! shows every verb on a pool file. For tests and first steps there are [`testing::Inline`], a runtime on the
-//! calling thread, and [a device in memory](device::MemoryDevice):
+//! The engine has no threads, no clock and no executor. The program that embeds it provides
+//! a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, sleeps).
+//! The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch` shows every verb on a
+//! pool file. For tests and first steps there are [`testing::Inline`], a runtime on the calling thread, and
+//! [a device in memory](device::MemoryDevice):
 //!
 //! ```
 //! use std::rc::Rc;
@@ -51,8 +51,8 @@
 //!
 //! Offsets, lengths and sizes are bytes; times are seconds since 1970, given by the caller. Reads and
 //! writes may have any offset and length; multiples of 4 KiB ([`PAGE_SIZE`]) are best, others cost
-//! the reading of the page they touch in part. Space is shared and freed in pages, and lies in blocks of
-//! 1 MiB ([`BLOCK_SIZE`]) where it can. Names are `volume` or `volume@snapshot`, with `/` between
+//! a read of each page they touch in part. Space is shared and freed in pages, and is contiguous in blocks of
+//! 1 MiB ([`BLOCK_SIZE`]) where possible. Names are `volume` or `volume@snapshot`, with `/` between
 //! folders.
 //!
 //! # What is durable when
@@ -61,30 +61,30 @@
 //!   [`flush`](Volume::flush) called after that has returned, or at once with `fua`. One flush covers
 //!   all volumes of the pool.
 //! - Until then a sector holds, after a crash, its old contents or what was written to it since;
-//!   never anything of another volume, nor of what was deleted.
+//!   never data of another volume or of a deleted one.
 //! - **Verbs** ([`create`](Pool::create), [`snapshot`](Pool::snapshot),
 //!   [`clone_volume`](Pool::clone_volume), [`delete`](Pool::delete), …) are durable when they return,
-//!   and happen as a whole or not at all. [`clone_range`](Volume::clone_range),
+//!   and happen completely or not at all. [`clone_range`](Volume::clone_range),
 //!   [`discard`](Volume::discard) and [`write_zeroes`](Volume::write_zeroes) are writes in this sense.
 //! - [`Pool::open`] after a crash recovers by itself. [`Pool::close`] is only needed to make the next open quick.
 //!
-//! All of this rests on the device: what it says is durable after a flush has to be.
+//! All of this depends on the device: a flush that succeeds must have made the data durable.
 //!
 //! # Errors
 //!
 //! An [`Error`] has a [kind](ErrorKind) with the errno that a client of a disk would see, and a
-//! message that says what, where and what to do. A failed read or data write concerns its caller
-//! only. After a failed flush, journal write or checkpoint the pool acknowledges nothing any more
-//! ([`ErrorKind::Failed`]) until it is opened again: nobody can know what of the data before it is
-//! durable. A full pool goes on reading, overwriting and deleting; writes that need space get
+//! message that says what failed, where, and what to do. A failed read or data write fails only its
+//! caller. After a failed flush, journal write or checkpoint the pool acknowledges nothing any more
+//! ([`ErrorKind::Failed`]) until it is opened again, because it is unknown which of the data before it
+//! is durable. A full pool still reads, overwrites and deletes; writes that need space fail with
 //! [`ErrorKind::NoSpace`], at once or after waiting ([`WhenFull`]).
 //!
 //! # Rules for callers
 //!
 //! A pool lives on one thread. Futures must be run to their end, not dropped half-way: spawn a task
-//! per request. Any number of requests may be under way; writes to the same pages and to neighbours of
-//! theirs (within 1 MiB and more) reach the device in the order in which their futures were first polled,
-//! but for those that wait for space. Whoever reads what is being written sees either.
+//! per request. Any number of requests may be under way; writes to the same or neighbouring pages
+//! (within 1 MiB and more) reach the device in the order in which their futures were first polled,
+//! except those that wait for space. A read of a range that is being written returns old or new data.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 #![deny(clippy::iter_over_hash_type)]

@@ -1,11 +1,11 @@
-//! Known mistakes, for the simulator: it switches one on and must find it.
+//! Planted bugs, for the simulator: it switches one on and must find it.
 //!
-//! Each is one line of the engine that asks `planted`. Without the cargo feature `planted` the
-//! answer is the constant `false` and the line is gone.
+//! Each is one line of the engine that calls `planted`. Without the cargo feature `planted` it is the
+//! constant `false` and the line is compiled out.
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// One mistake.
+        /// One planted bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Bug {
             $($(#[$doc])* $variant,)*
@@ -13,15 +13,15 @@ macro_rules! bugs {
 
         #[cfg(feature = "planted")]
         impl Bug {
-            /// All of them.
+            /// All operations.
             pub const ALL: &[Bug] = &[$(Bug::$variant,)*];
 
-            /// Whether it takes an origin to show.
+            /// Whether only histories with an origin can show it.
             pub fn is_of_origins(self) -> bool {
                 self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::FlattenRecordFirst as usize
             }
 
-            /// Its name on the command line.
+            /// Returns its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Bug::$variant => $name,)*
@@ -32,91 +32,92 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// Opening a pool, the log of counts is passed over.
+    /// Opening a pool ignores the log of counts.
     CountLogForgotten = "count-log-forgotten",
-    /// The log goes on counting when the pages have all that it says.
+    /// The log stays in effect after its changes are in the pages.
     CountLogOutlivesPages = "count-log-outlives-pages",
-    /// A segment is written over the first ones of the log.
+    /// A segment overwrites the first ones of the log.
     CountLogOverwritten = "count-log-overwritten",
-    /// The log is emptied before the pages that have what it says are durable.
+    /// The log is emptied before the pages with its changes are durable.
     CountLogEmptiedEarly = "count-log-emptied-early",
     /// A repair counts one reference where there are several.
     RepairCountsOnce = "repair-counts-once",
-    /// After a repair the old log of counts goes on counting.
+    /// The old log of counts stays in effect after a repair.
     RepairKeepsLog = "repair-keeps-log",
     /// A block that is demoted loses its count, and its pages do not get it.
     DemotionKeepsPageCounts = "demotion-keeps-page-counts",
     /// A leaf is promoted as soon as its first and last page are in place.
     PromotesIncompleteRun = "promotes-incomplete-run",
-    /// On a full host, data is given back early before the journal says durably that it was given up.
+    /// On a full host, data is discarded early, before the journal durably records its release.
     DeadDiscardedBeforeDurable = "dead-discarded-before-durable",
-    /// On a full host, tables are given back early together with data.
+    /// On a full host, tables are discarded early together with data.
     DeadTablesDiscarded = "dead-tables-discarded",
     /// Every mapped page is overwritten in place.
     WritesSharedInPlace = "writes-shared-in-place",
-    /// What nobody else refers to any more is overwritten in place before that is durable.
+    /// A page whose other references are gone is overwritten in place before that is durable.
     WritesInPlaceTooEarly = "writes-in-place-too-early",
-    /// A clone takes what it shares with its source for its own.
+    /// A clone treats what it shares with its source as exclusive.
     CloneKeepsSharedAt = "clone-keeps-shared-at",
-    /// A range clone's source takes what it now shares for its own.
+    /// A range clone's source treats what it now shares as exclusive.
     RangeCloneKeepsSharedAt = "range-clone-keeps-shared-at",
-    /// A range clone's target takes what it got for newly written.
+    /// A range clone's target treats what it received as newly written.
     RangeCloneRejuvenates = "range-clone-rejuvenates",
     /// A table that a range clone shares is not counted.
     SharedTableUncounted = "shared-table-uncounted",
-    /// A range clone's target takes a table that it got for its own.
+    /// A range clone's target treats a table that it received as exclusive.
     SharedTableRejuvenates = "shared-table-rejuvenates",
-    /// A table that a range clone takes the place of is forgotten with all that only it held.
+    /// A table that a range clone replaces is forgotten with everything that only it held.
     ReplacedTableForgotten = "replaced-table-forgotten",
-    /// The entry above a table says that it maps one page less than it does.
+    /// The entry above a table contains one page less than the table maps.
     TableCountsOneShort = "table-counts-one-short",
-    /// A volume that was rolled back takes what it shares with its snapshot for its own.
+    /// A volume that was rolled back treats what it shares with its snapshot as exclusive.
     RollbackLowersSharedAt = "rollback-lowers-shared-at",
     /// A snapshot's root is not counted.
     SnapshotWithoutCount = "snapshot-without-count",
     /// A rollback counts the snapshot's root once too often.
     RollbackCountsTwice = "rollback-counts-twice",
-    /// A volume whose contents became those of another goes on as if they were its own only.
+    /// A volume whose contents were replaced by those of another treats them as exclusive.
     ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
-    /// A deleted volume is forgotten before its space is given back.
+    /// A deleted volume is forgotten before its space is released.
     DeleteKeepsCounts = "delete-keeps-counts",
-    /// The journal is written before the data it speaks of is durable.
+    /// The journal is written before the data it refers to is durable.
     DataFlushSkipped = "data-flush-skipped",
     /// A commit ends before its journal records are durable.
     JournalFlushSkipped = "journal-flush-skipped",
-    /// Recovery takes a group without looking at the data that it vouches for.
+    /// Recovery accepts a group without verifying its data checksums.
     VouchedNotVerified = "vouched-not-verified",
-    /// A page that a group on the device vouches for is written in place.
+    /// A page covered by a checksum of a group on the device is written in place.
     VouchedWrittenInPlace = "vouched-written-in-place",
-    /// A page that a pending record vouches for is written in place, and the record is written as it is.
+    /// A page covered by a checksum of a pending record is written in place, and the record is written
+    /// unchanged.
     PendingChangedUnnoticed = "pending-changed-unnoticed",
-    /// What only this process knows to be durable is taken for something that the device says.
+    /// What only this process knows to be durable is treated as recorded on the device.
     ConfirmedTooEarly = "confirmed-too-early",
-    /// Recovery leaves groups as they were that it had to look at the data for.
+    /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// FUA is acknowledged without a commit.
     FuaWithoutCommit = "fua-without-commit",
-    /// What was discarded since a snapshot counts as unchanged.
+    /// Pages discarded since a snapshot count as unchanged.
     ChangesLeaveOutHoles = "changes-leave-out-holes",
     /// Where two maps have different tables of level 0, only the first page is compared.
     ChangesTakeTheFirstPage = "changes-take-the-first-page",
-    /// What writes under way will map does not count towards a quota.
+    /// Pages that running writes will map do not count towards a quota.
     QuotaForgetsClaims = "quota-forgets-claims",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
-    /// Who asks while a commit runs is content with that one.
+    /// A flush requested while a commit runs waits only for that commit.
     FlushJoinsRunningCommit = "flush-joins-running-commit",
-    /// A flush that failed is tried once more, and that is believed.
+    /// A failed flush is retried once, and the second result is trusted.
     FailedFlushRetried = "failed-flush-retried",
     /// A flush that failed fails its callers, but not the pool.
     FailedFlushForgotten = "failed-flush-forgotten",
-    /// The superblock is turned over before what it points to is written.
+    /// The superblock is switched before the pages it points to are written.
     SuperblockBeforePages = "superblock-before-pages",
-    /// The superblock is turned over although the flush before it failed.
+    /// The superblock is switched although the flush before it failed.
     SuperblockAfterFailedFlush = "superblock-after-failed-flush",
-    /// A superblock whose checksum is wrong is believed.
+    /// A superblock whose checksum is wrong is accepted.
     TornSuperblockAccepted = "torn-superblock-accepted",
-    /// A record that a checkpoint covers is made longer afterwards.
+    /// A record that a checkpoint covers is extended afterwards.
     RecordsGrowOverMarks = "records-grow-over-marks",
     /// The volatile log of an earlier life of the pool is replayed.
     VolatileOfEarlierLife = "volatile-of-earlier-life",
@@ -124,19 +125,19 @@ bugs! {
     VolatileTornTaken = "volatile-torn-taken",
     /// Records of the volatile log are replayed although the journal has them.
     VolatileReplayedTwice = "volatile-replayed-twice",
-    /// The volatile log is given up before what it held is durable.
+    /// The volatile log is discarded before its records are durable.
     VolatileEndedEarly = "volatile-ended-early",
-    /// The commit that takes over what the volatile log held counts as one of the next life.
+    /// The commit that takes over the records of the volatile log counts as one of the next life.
     VolatileTakenOverActive = "volatile-taken-over-active",
     /// Attributes are taken over from the volatile log into the journal, and not into memory.
     VolatileForgetsAttributes = "volatile-forgets-attributes",
-    /// What has no room in the volatile log is acknowledged all the same.
+    /// A record that does not fit into the volatile log is acknowledged all the same.
     NamesOutrunVolatileLog = "names-outrun-volatile-log",
-    /// A chunk of an origin is overwritten as soon as the volatile log says where it is kept.
+    /// A chunk of an origin is overwritten as soon as its exception is in the volatile log.
     VolatileBelievedDurable = "volatile-believed-durable",
     /// Volumes without a name that a crash has left are not deleted by the next open.
     OrphansOutliveCrash = "orphans-outlive-crash",
-    /// What is acknowledged waits until somebody asks for a flush.
+    /// Acknowledged changes wait until a flush is requested.
     IntervalForgotten = "interval-forgotten",
     /// The superblock is written over the only whole one first.
     ChosenSuperblockFirst = "chosen-superblock-first",
@@ -144,13 +145,13 @@ bugs! {
     SecondSuperblockSkipped = "second-superblock-skipped",
     /// A checkpoint writes one superblock only, in turns, and of the two the older one counts.
     OlderSuperblockChosen = "older-superblock-chosen",
-    /// A page of which nothing is left is handed out again before the checkpoint.
+    /// A page without references is allocated again before the checkpoint.
     FreedSpaceReusedAtOnce = "freed-space-reused-at-once",
-    /// Space is handed out again while plans made before may still read or write it.
+    /// Space is allocated again while plans made before may still read or write it.
     PlanOutlivesPage = "plan-outlives-page",
     /// Pages that came into use again are discarded.
     DiscardAfterReuse = "discard-after-reuse",
-    /// The rest of a new page is whatever lay there.
+    /// The rest of a new page is not zeroed.
     ZeroFillSkipped = "zero-fill-skipped",
     /// The rest of a broken page is zeroes.
     NeighboursLostInBreak = "neighbours-lost-in-break",
@@ -158,15 +159,15 @@ bugs! {
     MappedBeforeWritten = "mapped-before-written",
     /// A page is mapped although its write failed.
     FailedWritePublished = "failed-write-published",
-    /// What could not be read is copied all the same.
+    /// Data that could not be read is copied all the same.
     CopyErrorSwallowed = "copy-error-swallowed",
-    /// A write that finds no space maps the pages it had found before.
+    /// A write that finds no space maps the pages it had allocated before.
     FullLeavesHalf = "full-leaves-half",
-    /// A write gives up its range before it is on the device.
+    /// A write releases its range lock before it is on the device.
     LockReleasedEarly = "lock-released-early",
     /// A write goes before an earlier one next to it that has to wait.
     NeighbourOvertakes = "neighbour-overtakes",
-    /// A write that another takes along is acknowledged, but not written.
+    /// A write merged into another is acknowledged, but not written.
     TakenAlongForgotten = "taken-along-forgotten",
     /// A discard does not wait for writes to its range.
     DiscardIgnoresWriters = "discard-ignores-writers",
@@ -176,11 +177,11 @@ bugs! {
     ShrinkKeepsTail = "shrink-keeps-tail",
     /// A new name is in the journal, but not in the checkpoint.
     RenameNotCheckpointed = "rename-not-checkpointed",
-    /// The pool counts on its new length before the device has it.
+    /// The pool uses its new length before the device has it.
     GrowLengthNotDurable = "grow-length-not-durable",
-    /// The journal goes round over records that recovery still needs.
+    /// The journal overwrites records that recovery still needs.
     JournalOverwritesTail = "journal-overwrites-tail",
-    /// A checkpoint leaves out what was published while it was written.
+    /// Replay starts behind records that were published while the checkpoint was written.
     ReplayStartsTooLate = "replay-starts-too-late",
     /// Records that the checkpoint contains are replayed once more.
     RecoveryReplaysTwice = "recovery-replays-twice",
@@ -192,80 +193,81 @@ bugs! {
     CountSlotOverwritten = "count-slot-overwritten",
     /// A count page is read from the slot that an unfinished checkpoint wrote.
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
-    /// A leaf of counts is written anew without the references noted above it.
+    /// A leaf of counts is rewritten without its common count.
     CommonCountsLost = "common-counts-lost",
-    /// Count pages in memory stay as they were before the checkpoint.
+    /// Count pages in memory stay in their state before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
     /// An origin is written before the record of the copy is durable.
     OriginBeforeRecord = "origin-before-record",
     /// The record of a copy is published before the copy is written.
     RecordBeforeCopy = "record-before-copy",
-    /// The record of a chunk that is kept goes without a flush before it and without a checksum.
+    /// The record of an exception is written without a flush before it and without a data checksum.
     KeptNotVouched = "kept-not-vouched",
-    /// What was kept for a deleted snapshot of an origin is given up although an older one needs it.
+    /// Exceptions of a deleted snapshot of an origin are released although an older one needs them.
     KeptLostOnDelete = "kept-lost-on-delete",
-    /// What was kept for a deleted snapshot goes to the oldest instead of the next older one.
+    /// Exceptions of a deleted snapshot go to the oldest instead of the next older one.
     RelabelToOldest = "relabel-to-oldest",
-    /// Handing a kept chunk on to the next older snapshot takes it from the deleted one first, and may stop in between.
+    /// Relabelling an exception to the next older snapshot removes it from the deleted one first, and may
+    /// stop in between.
     ReleasedInSteps = "released-in-steps",
-    /// A read of a snapshot that goes to the origin does not hold the chunk.
+    /// A read of a snapshot that goes to the origin does not lock the chunk.
     OriginReaderNotHeld = "origin-reader-not-held",
     /// A snapshot of an origin is taken while writes are under way or not durable.
     OriginNotFlushed = "origin-not-flushed",
-    /// Whatever is kept for any snapshot counts for the newest.
+    /// An exception of any snapshot counts for the newest.
     OldCopyTakenForNew = "old-copy-taken-for-new",
-    /// An independent snapshot takes the chain's copies for its own.
+    /// An independent snapshot treats the chain's copies as its own.
     IndependentNotKept = "independent-not-kept",
-    /// A write that begins in a chunk that is kept does not look at the next.
+    /// A write that begins in a chunk with an exception does not check the next chunk.
     SecondChunkForgotten = "second-chunk-forgotten",
-    /// A copy that could not be read from the origin is kept all the same.
+    /// A copy that could not be read from the origin is recorded all the same.
     OriginCopyErrorSwallowed = "origin-copy-error-swallowed",
-    /// A chunk that was kept when the pool failed is taken for kept.
+    /// A chunk that was copied out as the pool failed counts as copied out.
     OriginIgnoresFailedPool = "origin-ignores-failed-pool",
-    /// Nothing is kept any more for a snapshot whose deletion is not durable yet.
+    /// Nothing is copied out any more for a snapshot whose deletion is not durable yet.
     PendingDeletionBelieved = "pending-deletion-believed",
-    /// The root of a dead snapshot's map stays while what was kept for it is given back.
+    /// The root of a dead snapshot's map stays while its exceptions are released.
     ReapedRootStays = "reaped-root-stays",
     /// New snapshots of an origin count as settled when its flush begins, not when it has ended.
     SettledTooEarly = "settled-too-early",
-    /// A failed flush of an origin takes back the snapshots that were new when it began, whatever another flush made
-    /// durable meanwhile.
+    /// A failed flush of an origin reverts the snapshots that were new when it began, even if another flush
+    /// made them durable meanwhile.
     SettledFromCopy = "settled-from-copy",
-    /// A write of an origin goes on before the record is durable that it reaches a sample.
+    /// A write of an origin proceeds before the record that it reaches a sample is durable.
     WrittenNotedLate = "written-noted-late",
-    /// What an origin's device is recognised by is taken of contents that a power cut may still take back.
+    /// An origin's stamp is taken of contents that a power cut may still revert.
     StampedUnflushed = "stamped-unflushed",
-    /// An origin's device is not looked at when it is opened.
+    /// An origin's device is not verified when it is opened.
     OtherDeviceTaken = "other-device-taken",
-    /// A write of an origin goes on when its old contents could not be kept.
+    /// A write of an origin proceeds when its old contents could not be copied out.
     WrittenWithoutCopy = "written-without-copy",
-    /// An origin that is being rolled back is read as its device is.
+    /// Reads of an origin that is being rolled back return the contents of its device.
     RollbackNotShown = "rollback-not-shown",
-    /// What a rollback overwrites is not kept for newer snapshots.
+    /// Contents that a rollback overwrites are not copied out for newer snapshots.
     RolledBackWithoutCopy = "rolled-back-without-copy",
-    /// A chunk counts as back although that is in a cache only.
+    /// A chunk counts as restored although it is in a cache only.
     BackBeforeFlush = "back-before-flush",
-    /// Nobody notes that a chunk that is written is back.
+    /// A written chunk is not recorded as restored.
     BackNotNoted = "back-not-noted",
-    /// The list of chunks that are back outlives the rollback.
+    /// The list of restored chunks outlives the rollback.
     BackListStays = "back-list-stays",
-    /// A rollback that has ended counts as that before it is durable.
+    /// A rollback that has ended counts as ended before that is durable.
     RollbackEndBelieved = "rollback-end-believed",
     /// The cursor of a rollback is one chunk ahead.
     CursorTooFar = "cursor-too-far",
-    /// What shows through is copied while others may write there.
+    /// The backing is copied while other writes to the same range may run.
     FlattenIgnoresWriters = "flatten-ignores-writers",
-    /// A clone counts as independent before all that shows through is its own.
+    /// A clone counts as independent before all of its backing is copied.
     FlattenRecordFirst = "flatten-record-first",
-    /// The search for free pages finds those that were handed out since the last checkpoint.
+    /// The search for free pages finds those that were allocated since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
-    /// What a view walks over is given to others.
+    /// Pages that a view walks over are allocated to others.
     ViewHoldsNothing = "view-holds-nothing",
     /// A view takes counts from checkpoints after its own.
     ViewTakesNewCounts = "view-takes-new-counts",
-    /// A map table whose checksum is wrong is believed.
+    /// A map table whose checksum is wrong is accepted.
     TableChecksumIgnored = "table-checksum-ignored",
-    /// The copier takes what it could not read or write for copied.
+    /// The copier treats a failed read or write as successful.
     CopierErrorSwallowed = "copier-error-swallowed",
     /// A job that gets no buffer goes to the end of the queue.
     StarvedJobGoesLast = "starved-job-goes-last",
@@ -275,35 +277,36 @@ bugs! {
     JoinedWriteLost = "joined-write-lost",
     /// A write joins a copy that has been written already.
     JoinedWriteTooLate = "joined-write-too-late",
-    /// A client's bytes are laid over the wrong place of a copy.
+    /// A client's bytes are overlaid at the wrong place of a copy.
     GivenBytesMisplaced = "given-bytes-misplaced",
     /// A copy that was cancelled because another of the same write failed is mapped.
     CancelledCopyMapped = "cancelled-copy-mapped",
-    /// Holes of a chunk that is copied get whatever lies in the new place.
+    /// Holes of a chunk that is copied get the old contents of the new place.
     CopyFillsHoles = "copy-fills-holes",
     /// A chunk is cloned over the client's bytes, after they were written.
     CloneOverGiven = "clone-over-given",
-    /// Of the writes that go along with a chunk that is cloned only the first is written.
+    /// Of the writes merged into a chunk that is cloned only the first is written.
     JoinedBesideClone = "joined-beside-clone",
-    /// Pages are moved without looking whether they were written meanwhile.
+    /// Pages are moved without a check whether they were written meanwhile.
     GatherIgnoresWrites = "gather-ignores-writes",
-    /// Pages are copied while writes in place that were planned before are under way.
+    /// Pages are copied while writes in place that were planned before are running.
     GatherOvertakesWriters = "gather-overtakes-writers",
-    /// A page that was moved is given up for all who refer to it, and only one of them follows.
+    /// A page that was moved is released for everything that refers to it, and only one reference is updated.
     GatherFreesShared = "gather-frees-shared",
     /// The place that pages are copied to is not held while a checkpoint ends.
     GatherOutlivesCheckpoint = "gather-outlives-checkpoint",
     /// Pages that were moved count as newly written.
     GatherRejuvenates = "gather-rejuvenates",
-    /// A table that is changed for all who share it counts as new.
+    /// A table that is changed for everything that shares it counts as new.
     GatherMakesTablesYoung = "gather-makes-tables-young",
-    /// What was moved is not taken off the figure of fragmentation.
+    /// Moved pages are not subtracted from the fragmentation.
     GatherKeepsSeams = "gather-keeps-seams",
-    /// A block that was brought into one piece does not know what a crash would share again.
+    /// The exclusivity of a gathered block is treated as durable before the losses that caused it are.
     GatherForgetsLosses = "gather-forgets-losses",
     /// The move is in the journal before the copy is durable.
     GatherRecordBeforeData = "gather-record-before-data",
-    /// The rest of a page that was given in part is not what the source holds when the chunk is cloned.
+    /// The rest of a page that was provided in part is not completed from the source when the chunk is
+    /// cloned.
     TornPageNotCompleted = "torn-page-not-completed",
 }
 

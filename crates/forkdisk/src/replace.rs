@@ -1,8 +1,8 @@
-//! Putting a few items in the place of a few others.
+//! Replacing some items of a list.
 
 use std::ops::Range;
 
-/// As `Vec::splice`, for short lists of what is cheap to copy.
+/// As `Vec::splice`, for short lists of items that are cheap to copy.
 pub fn replace<T: Copy>(list: &mut Vec<T>, place: Range<usize>, new: &[T]) {
     let (over, more) = new.split_at(new.len().min(place.len()));
     list[place.start..place.start + over.len()].copy_from_slice(over);

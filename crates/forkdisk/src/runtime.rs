@@ -1,4 +1,4 @@
-//! The seam beside the engine: whoever embeds it says how tasks run and how time passes.
+//! The runtime: how the embedding program runs tasks and lets time pass.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,8 +7,7 @@ use std::time::Duration;
 /// A boxed future that lives on one thread.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// What the engine needs of the executor it runs on. All of it happens on the thread that owns the
-/// pool.
+/// The executor's interface to the engine. Everything runs on the thread that owns the pool.
 pub trait Runtime: 'static {
     /// Runs `task` to its end, independent of the caller.
     fn spawn(&self, task: LocalFuture<()>);
@@ -16,7 +15,7 @@ pub trait Runtime: 'static {
     /// Resolves once `time` has passed.
     fn sleep(&self, time: Duration) -> LocalFuture<()>;
 
-    /// Time since some moment before the first call; it never goes back. What throttles and figures
-    /// are measured by, never what is stored.
+    /// Returns the time since some moment before the first call; it never decreases. Used for throttles and
+    /// statistics, never stored.
     fn now(&self) -> Duration;
 }

@@ -1,8 +1,8 @@
 //! A runtime on the calling thread, for tests, examples and first programs.
 //!
-//! Time is virtual: it starts at 0 and advances to the next timer when no task can go on. Use it with
-//! [`MemoryDevice`](crate::device::MemoryDevice) or another device whose futures wake their waker from the same
-//! thread; for real devices use the executor of `forkdisk-uring`.
+//! Time is virtual: it starts at 0 and advances to the next timer when no task can continue. Use it with
+//! [`MemoryDevice`](crate::device::MemoryDevice) or another device whose futures wake their waker from the
+//! same thread; for real devices use the executor of `forkdisk-uring`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::runtime::{LocalFuture, Runtime};
 
-/// Set when a task is to be polled again.
+/// Set when a task must be polled again.
 struct Woken(AtomicBool);
 
 impl Woken {
@@ -78,12 +78,12 @@ impl Runtime for Inline {
 }
 
 impl Inline {
-    /// A runtime without tasks, at time 0.
+    /// Creates a runtime without tasks, at time 0.
     pub fn new() -> Inline {
         Inline::default()
     }
 
-    /// Time since the runtime was made.
+    /// Returns the time since the runtime was created.
     pub fn now(&self) -> Duration {
         self.0.now.get()
     }
@@ -108,7 +108,7 @@ impl Inline {
         }
     }
 
-    /// Spawns a task; what is returned resolves to its output.
+    /// Spawns a task; the returned future resolves to its output.
     pub fn start<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> LocalFuture<T> {
         let (slot, waiter) = (Rc::new(RefCell::new(None)), Rc::new(RefCell::new(None::<Waker>)));
         let (result, waker) = (slot.clone(), waiter.clone());
@@ -128,12 +128,12 @@ impl Inline {
         }))
     }
 
-    /// Polls spawned tasks until none can go on at the current time.
+    /// Polls spawned tasks until none can continue at the current time.
     pub fn run_until_idle(&self) {
         while self.poll_tasks() {}
     }
 
-    /// Polls each task that was woken once; whether there was any.
+    /// Polls each task that was woken once; returns whether there was any.
     fn poll_tasks(&self) -> bool {
         let (mut any, count) = (false, self.0.tasks.borrow().len());
         for _ in 0..count {
@@ -150,7 +150,7 @@ impl Inline {
         any
     }
 
-    /// Advances the clock to the next timer; false if there is none.
+    /// Advances the clock to the next timer; returns false if there is none.
     pub fn advance(&self) -> bool {
         let Some(((at, _), timer)) = self.0.timers.borrow_mut().pop_first() else { return false };
         self.0.now.set(at);

@@ -1,4 +1,4 @@
-//! Identifiers and units, each with a type of its own.
+//! Identifiers and units, each with a separate type.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub const FANOUT: usize = 256;
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Largest chunk of a volume, in bytes.
 pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
-/// Most that is kept ahead of a sequential writer of an origin, in bytes.
+/// Most bytes that are copied ahead of a sequential writer of an origin.
 pub const MAX_COPY_AHEAD_BYTES: u64 = 1 << 30;
 /// Largest pool, in bytes (4 PiB).
 pub const MAX_POOL_SIZE: u64 = 1 << 52;
@@ -27,17 +27,17 @@ pub const MAX_POOL_SIZE: u64 = 1 << 52;
 pub struct PageAddr(pub u64);
 
 impl PageAddr {
-    /// Where the page starts on the device, in bytes.
+    /// Returns where the page starts on the device, in bytes.
     pub fn offset(self) -> u64 {
         self.0 * PAGE_SIZE as u64
     }
 
-    /// The block the page lies in.
+    /// Returns the block the page lies in.
     pub fn block(self) -> Block {
         Block(self.0 / BLOCK_PAGES)
     }
 
-    /// The page's place within its block.
+    /// Returns the page's index within its block.
     pub fn index(self) -> usize {
         (self.0 % BLOCK_PAGES) as usize
     }
@@ -54,12 +54,12 @@ impl fmt::Debug for PageAddr {
 pub struct Block(pub u64);
 
 impl Block {
-    /// The block's first page.
+    /// Returns the block's first page.
     pub fn first_page(self) -> PageAddr {
         PageAddr(self.0 * BLOCK_PAGES)
     }
 
-    /// The block's page number `index`.
+    /// Returns the block's page number `index`.
     pub fn page(self, index: usize) -> PageAddr {
         PageAddr(self.0 * BLOCK_PAGES + index as u64)
     }
@@ -70,33 +70,33 @@ impl Block {
 pub struct VirtualPage(pub u64);
 
 impl VirtualPage {
-    /// The page's slot in the table of `level` that covers it.
+    /// Returns the page's slot in the table of `level` that covers it.
     pub fn slot(self, level: u8) -> usize {
         ((self.0 >> (8 * u32::from(level))) & 0xff) as usize
     }
 
-    /// The page's place within its virtual block.
+    /// Returns the page's index within its virtual block.
     pub fn index(self) -> usize {
         (self.0 % BLOCK_PAGES) as usize
     }
 
-    /// The virtual block the page lies in.
+    /// Returns the virtual block the page lies in.
     pub fn block(self) -> u64 {
         self.0 / BLOCK_PAGES
     }
 }
 
-/// Pages that one entry of a table of `level` covers.
+/// Returns the pages that one entry of a table of `level` covers.
 pub fn entry_span(level: u8) -> u64 {
     1 << (8 * u32::from(level))
 }
 
-/// Pages that a whole table of `level` covers.
+/// Returns the pages that a whole table of `level` covers.
 pub fn table_span(level: u8) -> u64 {
     1 << (8 * (u32::from(level) + 1))
 }
 
-/// Epochs are below this: a thousand snapshots a second for two years.
+/// Limit of epochs: enough for a thousand snapshots a second for two years.
 pub const MAX_EPOCH: u64 = 1 << 36;
 
 /// Whether a volume may have a chunk of `bytes` bytes: a power of two from a page to 64 MiB.
@@ -104,7 +104,7 @@ pub fn is_chunk(bytes: u64) -> bool {
     bytes.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK_BYTES).contains(&bytes)
 }
 
-/// The pool's logical time: rises with every verb that makes something shared, never reused.
+/// The pool's logical time: ascends with every verb that shares something, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 

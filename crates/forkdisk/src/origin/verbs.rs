@@ -81,7 +81,7 @@ pub struct OriginInfo {
     pub copy_ahead: u64,
     /// What happens to a write if there is no space for the old contents.
     pub when_full: OriginFull,
-    /// Whether it was closed in order.
+    /// Whether it was closed cleanly.
     pub clean: bool,
     /// Whether its device is open.
     pub open: bool,

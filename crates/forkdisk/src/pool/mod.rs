@@ -77,7 +77,7 @@ pub(crate) use verbs::{check_size, refuse_in_use};
 pub enum WhenFull {
     /// It waits this long for space, then fails with ENOSPC.
     Wait(Duration),
-    /// It fails with ENOSPC at once.
+    /// The write fails with ENOSPC at once.
     Error,
 }
 
