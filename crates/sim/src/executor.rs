@@ -1,10 +1,10 @@
 //! A deterministic executor: one thread, virtual time, every choice drawn from a seed.
 //!
-//! At each step it either polls one ready task, or lets one pending device request end, or - when
-//! there is nothing else to do, and now and then before - lets the earliest timer expire. Which one
-//! is drawn from the seed, so that one seed is one interleaving. No clock, no thread, no hash order
-//! has a say. Now and then a request is *parked*: it ends long after those that came later. It can be stopped dead
-//! between any two steps, which is what a crash is to software.
+//! Each step polls one ready task, or ends one pending device request, or - when there is nothing else to do,
+//! and sometimes before - lets the earliest timer expire. The choice is drawn from the seed, so that one seed
+//! is one interleaving, independent of clocks, threads and hash order. Sometimes a request is *parked*: it
+//! ends long after later ones. The executor can be stopped between any two steps, which simulates a crash of
+//! the software.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use forkdisk::{LocalFuture, Runtime};
 
 use crate::rng::Rng;
 
-/// What one step did.
+/// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Something ran.
@@ -30,17 +30,17 @@ pub enum Step {
     Idle,
 }
 
-/// Why a future did not come to its end.
+/// Why a future did not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stuck {
-    /// It waits for something that nobody will ever do.
+    /// It waits for something that will never happen.
     Deadlock {
         /// Steps run so far.
         step: u64,
-        /// Tasks that exist and wait.
+        /// Waiting tasks.
         tasks: usize,
     },
-    /// It did not end within the steps it was given.
+    /// It did not end within the step limit.
     Endless {
         /// Steps run so far.
         step: u64,
@@ -97,7 +97,7 @@ struct Temper {
     fifo_tasks: bool,
     /// Of 16 completions, how many take the oldest request.
     oldest: u64,
-    /// Of so many requests one is parked; 0: none.
+    /// One in this many requests is parked; 0: none.
     park: u64,
 }
 
@@ -127,7 +127,7 @@ struct Inner {
 pub struct Executor(Rc<Inner>);
 
 impl Executor {
-    /// An executor whose every choice follows from `seed`.
+    /// Creates an executor whose every choice follows from `seed`.
     pub fn new(seed: u64) -> Executor {
         let mut rng = Rng::new(seed);
         let temper = Temper {
@@ -156,17 +156,17 @@ impl Executor {
         }))
     }
 
-    /// Steps run since the start.
+    /// Returns the steps run since the start.
     pub fn steps(&self) -> u64 {
         self.0.steps.get()
     }
 
-    /// Virtual time since the start.
+    /// Returns the virtual time since the start.
     pub fn now(&self) -> Duration {
         self.0.state.borrow().now
     }
 
-    /// Tasks that have not ended.
+    /// Returns the number of tasks that have not ended.
     pub fn tasks(&self) -> usize {
         let state = self.0.state.borrow();
         state.tasks.len() - state.free.len()
@@ -189,8 +189,8 @@ impl Executor {
         state.ready.push(id);
     }
 
-    /// Adds a device request: `end` runs at a step of the executor's choosing; if it is `slow`, when
-    /// nothing else can go on.
+    /// Adds a device request: `end` runs at a step of the executor's choice; if it is `slow`, when nothing
+    /// else can continue.
     pub fn request(&self, slow: bool, end: impl FnOnce() + 'static) {
         if self.0.halted.get() {
             return;
@@ -198,7 +198,7 @@ impl Executor {
         let mut state = self.0.state.borrow_mut();
         let park = state.temper.park;
         if slow || state.rng.one_in(park) {
-            // At the latest until nothing else can go on.
+            // At the latest until nothing else can continue.
             let reach = *state.rng.pick(&[100, 2000, 1 << 40]);
             let until = if slow { u64::MAX } else { self.steps() + state.rng.below(reach) };
             let number = state.next_timer;
@@ -305,12 +305,12 @@ impl Executor {
         }
     }
 
-    /// The report for when a step was idle although somebody still waits.
+    /// Returns the report for an idle step although a future still waits.
     pub fn deadlock(&self) -> Stuck {
         Stuck::Deadlock { step: self.steps(), tasks: self.tasks() }
     }
 
-    /// Stops dead: every task, request and timer is dropped and nothing new is accepted.
+    /// Stops at once: every task, request and timer is dropped and nothing new is accepted.
     pub fn halt(&self) {
         self.0.halted.set(true);
         let dropped = {

@@ -1,8 +1,8 @@
 //! Simulated disk, reference model, history generator and crash explorer for forkdisk.
 //!
-//! Runs the real engine on a [`disk::SimDisk`] under a deterministic [`executor::Executor`], cuts
-//! the power (or kills the process) wherever it likes, recovers, and compares every byte with a
-//! reference model. Everything follows from a seed; a failure is replayed by one line.
+//! Runs the real engine on a [`disk::SimDisk`] under a deterministic [`executor::Executor`], cuts the power
+//! (or kills the process) anywhere, recovers, and compares every byte with a reference model. Everything
+//! follows from a seed; a failure is replayed by one line.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

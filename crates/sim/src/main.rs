@@ -18,7 +18,7 @@ use forkdisk_sim::history::{CrashPoint, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
 use forkdisk_sim::rng::mix;
 
-/// How long a failing history is made shorter.
+/// Time for shortening a failing history.
 const SHRINK: Duration = Duration::from_secs(60);
 
 /// Runs forkdisk on a simulated disk, cuts the power everywhere, and compares every byte with a
@@ -29,7 +29,7 @@ struct Args {
     /// Random histories to run, besides the kept ones.
     #[arg(long, default_value_t = 100)]
     seeds: usize,
-    /// Leave the kept ones out.
+    /// Leave out the kept ones.
     #[arg(long)]
     fresh: bool,
     /// Operations in each of them.
@@ -50,11 +50,11 @@ struct Args {
     /// Carry out only these operations of the history: 1-40,57
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
-    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large,
+    /// Focus of the histories (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large,
     /// copies, quotas, files, ranges, gathering, hosts, heirs, names, origins, rollbacks).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
-    /// Keep so many bytes of clean metadata in memory instead of what the seed draws.
+    /// Keep this many bytes of clean metadata in memory instead of what the seed draws.
     #[arg(long, requires = "seed")]
     cache: Option<usize>,
     /// Replay it with memory that outlives the process.
@@ -66,7 +66,7 @@ struct Args {
     /// Explore all histories of an origin of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive_origins: Option<u64>,
-    /// Damage the metadata of small pools in so many ways: bits flipped, pages lost, stale or strayed.
+    /// Damage the metadata of small pools in this many ways: bits flipped, pages lost, stale or misdirected.
     #[arg(long)]
     flips: Option<u64>,
     /// Replay this one damage of the pool that belongs to the seed.
@@ -75,25 +75,26 @@ struct Args {
     /// Replay one short history, as in `write+snapshot:512` or `origin:snapshot,12,checkpoint@o3:512`.
     #[arg(long, value_parser = Short::parse)]
     case: Option<Short>,
-    /// Run new seeds of all profiles without end; the next seed, the sums and the failures are kept in this directory.
+    /// Run new seeds of all profiles endlessly; the next seed, the sums and the failures are kept in this
+    /// directory.
     #[arg(long)]
     soak: Option<PathBuf>,
-    /// End the long run after so many hours.
+    /// End the long run after this many hours.
     #[arg(long, requires = "soak")]
     hours: Option<f64>,
-    /// What the long run calls this build.
+    /// Name of this build in the long run.
     #[arg(long, default_value = "unknown")]
     commit: String,
-    /// Switch on a planted mistake (`all`: each in turn) and see that it is found.
+    /// Switch on a planted bug (`all`: each in turn) and check that it is found.
     #[arg(long)]
     planted: Option<String>,
-    /// Histories to run per planted mistake before giving up.
+    /// Histories to run per planted bug before giving up.
     #[arg(long, default_value_t = 400)]
     budget: u32,
     /// Threads.
     #[arg(long, short, default_value_t = threads())]
     jobs: usize,
-    /// Stop after so many failures.
+    /// Stop after this many failures.
     #[arg(long, default_value_t = 8)]
     failures: usize,
     /// Print what happened in a replay that breaks no promise, too.
@@ -155,7 +156,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all promises were kept (or all planted mistakes found).
+/// Returns whether all promises were kept (or all planted bugs found).
 fn run(args: &Args) -> Result<bool, String> {
     let single = args.seed.is_some() || args.case.is_some();
     match args.planted.as_deref() {
@@ -253,7 +254,7 @@ fn campaign(args: &Args) -> bool {
     failures.is_empty()
 }
 
-/// Prints a failure: what, how to replay it, and the shortest history that still shows it.
+/// Prints a failure: what happened, how to replay it, and the shortest history that still shows it.
 fn explain(args: &Args, failure: &Failure) {
     println!("\nseed {}: {}", failure.recipe.seed, failure.violation);
     println!("  replay: forkdisk-sim {}", failure.recipe.aimed(&failure.violation).flags());
@@ -304,7 +305,7 @@ fn hunt(args: &Args, name: &str) -> Result<bool, String> {
     let hunt = Hunt { bugs, budget: args.budget, seed: args.base.unwrap_or(1), jobs: args.jobs };
     let width = hunt.bugs.iter().map(|bug| bug.name().len()).max().unwrap_or(0).max(8);
     println!("{:width$}  {:>9}  {:>7}  {:8}  replay", "mistake", "histories", "seconds", "broken");
-    // Each as it ends: one that takes too long is the one that is missing.
+    // Each when it ends: one that takes too long is the missing one.
     let all = hunt.run(|Found { bug, histories, took, how }| {
         let (promise, what, flags) = how.clone().unwrap_or(("-".into(), String::new(), "NOT FOUND".into()));
         println!("{:width$}  {histories:>9}  {:>7.1}  {promise:8}  {flags}", bug.name(), took.as_secs_f64());
@@ -318,7 +319,7 @@ fn hunt(args: &Args, name: &str) -> Result<bool, String> {
     Ok(missed == 0)
 }
 
-/// Prints one run's account and summary; whether it kept all promises.
+/// Prints one run's account and summary; returns whether it kept all promises.
 fn tell(stats: &Stats, seeds: usize, violation: Option<&Violation>, account: &[String]) -> bool {
     if let Some(violation) = violation {
         account.iter().for_each(|line| println!("{line}"));

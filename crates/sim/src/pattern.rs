@@ -1,8 +1,8 @@
-//! What the simulated clients write: every sector says who wrote it, and where.
+//! The data that simulated clients write: every sector identifies its operation, volume and place.
 //!
-//! A sector's contents follow from its [`Value`] and the other way round, so that whatever turns up
-//! in a wrong place can be traced to the operation it came from. Writes smaller than a sector make
-//! *blends*, whose bytes are kept in a side table.
+//! A sector's contents follow from its [`Value`] and vice versa, so that data found in a wrong place can be
+//! traced to the operation that wrote it. Writes smaller than a sector make *blends*, whose bytes are kept in
+//! a side table.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +17,7 @@ const PLACE_BITS: u32 = 26;
 const BLEND_FLAG: u64 = 1 << 63;
 const KEY: u64 = 0x9d3f_2c71_b0e6_5a48;
 
-/// A sector's contents by name: zeroes, the mark of a write, or a blend.
+/// The contents of a sector in short: zeroes, the mark of a write, or a blend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value(u64);
 
@@ -25,13 +25,13 @@ impl Value {
     /// Zero bytes.
     pub const ZERO: Value = Value(0);
 
-    /// What operation `op` (not 0) puts into sector `place` of the volume numbered `volume`.
+    /// Returns what operation `op` (not 0) writes to sector `place` of the volume numbered `volume`.
     pub fn mark(op: u32, volume: u32, place: u64) -> Value {
         debug_assert!(op > 0 && op < 1 << OP_BITS && volume < 1 << VOLUME_BITS && place < 1 << PLACE_BITS);
         Value(u64::from(op) << (VOLUME_BITS + PLACE_BITS) | u64::from(volume) << PLACE_BITS | place)
     }
 
-    /// The operation that made the mark.
+    /// Returns the operation that made the mark.
     pub fn op(self) -> u32 {
         (self.0 >> (VOLUME_BITS + PLACE_BITS)) as u32
     }
@@ -70,7 +70,7 @@ struct Blend {
 }
 
 impl Blends {
-    /// The value of a sector that holds `base` except for `from..to`, where `over` was written.
+    /// Returns the value of a sector that holds `base` except for `from..to`, where `over` was written.
     pub fn blend(&mut self, base: Value, over: Value, from: usize, to: usize) -> Value {
         let (mut bytes, mut top) = ([0; SECTOR], [0; SECTOR]);
         self.fill(base, &mut bytes);
@@ -80,7 +80,7 @@ impl Blends {
         Value(BLEND_FLAG | (self.0.len() as u64 - 1))
     }
 
-    /// Puts the value's bytes into a whole sector.
+    /// Writes the value's bytes into a whole sector.
     pub fn fill(&self, value: Value, sector: &mut [u8]) {
         if value == Value::ZERO {
             sector.fill(0);
@@ -106,7 +106,7 @@ impl Blends {
         sector[from..from + bytes.len()] == *bytes
     }
 
-    /// Says whose a whole sector's bytes are.
+    /// Returns where a whole sector's bytes come from.
     pub fn trace(&self, bytes: &[u8]) -> Found {
         let recognise = |bytes: &[u8]| {
             if bytes.iter().all(|&b| b == 0) {
@@ -142,7 +142,7 @@ impl Blends {
         self.comes_from(blend.base, volumes) && self.comes_from(blend.over, volumes)
     }
 
-    /// Says how a blend came about.
+    /// Returns a description of how a blend was made.
     pub fn explain(&self, value: Value) -> String {
         match value.0 & BLEND_FLAG != 0 {
             true => {
@@ -157,15 +157,15 @@ impl Blends {
 /// Where a sector's bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Wholly this value.
+    /// Entirely this value.
     Value(Value),
-    /// So many bytes of this value, the rest of something else.
+    /// This many bytes of this value, the rest of something else.
     Torn(Value, usize),
-    /// Nothing that a client wrote; the first bytes.
+    /// Not written by a client; the first bytes.
     Foreign([u8; 16]),
 }
 
-/// The number whose product with odd `n` is 1.
+/// Returns the number whose product with odd `n` is 1.
 fn inverse(n: u64) -> u64 {
     let mut x = n;
     for _ in 0..5 {
@@ -174,7 +174,7 @@ fn inverse(n: u64) -> u64 {
     x
 }
 
-/// Compares the whole sector without stopping at the first difference, so that it is done by vectors.
+/// Compares the whole sector without stopping at the first difference, so that the compiler can vectorise it.
 fn is_mark(value: Value, bytes: &[u8]) -> bool {
     let first = value.0 ^ KEY;
     let (mut word, mut differs) = (first, 0);
@@ -192,7 +192,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     words.iter().all(|chunk| any(chunk) == 0) && rest.iter().all(|&b| b == 0)
 }
 
-/// The mark that fills the whole sector, if one does.
+/// Returns the mark that fills the whole sector, if one does.
 pub fn mark_of(bytes: &[u8]) -> Option<Value> {
     let first = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
     let value = Value(first ^ KEY);

@@ -1,7 +1,7 @@
-//! The only source of chance: a small generator whose sequence is part of the replay format.
+//! The only source of randomness: a small generator whose sequence is part of the replay format.
 //!
-//! A seed that was kept in the repository has to mean the same history for ever, so this is not
-//! left to a library that may change its algorithm.
+//! A seed kept in the repository must produce the same history forever, so this is not left to a library that
+//! may change its algorithm.
 
 /// SplitMix64: 64 bits of state, every seed is good.
 #[derive(Clone, Debug)]
@@ -18,12 +18,12 @@ pub fn mix(parts: &[u64]) -> u64 {
 }
 
 impl Rng {
-    /// The sequence that belongs to `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     #[expect(clippy::should_implement_trait, reason = "a generator is no iterator: it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -33,30 +33,29 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; 0 if `n` is 0.
+    /// Returns a number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 
-    /// An index into something of length `n`; 0 if `n` is 0.
+    /// Returns an index into something of length `n`; 0 if `n` is 0.
     pub fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
-    /// True once in `n` times on average; never for 0.
+    /// Returns true once in `n` times on average; never for 0.
     pub fn one_in(&mut self, n: u64) -> bool {
         n > 0 && self.below(n) == 0
     }
 
-    /// One of the items.
+    /// Returns one of the items.
     ///
-    /// # Panics
-    /// If there are none.
+    /// # Panics If there are none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.index(items.len())]
     }
 
-    /// Puts the items into a random order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.index(i + 1));

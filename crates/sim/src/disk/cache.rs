@@ -1,9 +1,9 @@
-//! What a disk holds that a crash may take back: the volatile cache and the requests in flight.
+//! Contents of a disk that a crash may revert: the volatile cache and the requests in flight.
 //!
-//! Every sector is on its own: after a crash it holds its last durable value or any value written
-//! to it since. A version becomes durable by a flush that was submitted after its request had
-//! completed, or with its own request under FUA. Versions whose flush failed (*poisoned*) no later
-//! flush can save; only newer durable contents of the same place end them.
+//! Every sector is independent: after a crash it holds its last durable value or any value written to it
+//! since. A version becomes durable by a flush that was submitted after its request had completed, or with
+//! its own request under FUA. Versions whose flush failed (*poisoned*) no later flush can save; only newer
+//! durable contents of the same place end them.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::image::{Fill, Image, PAGE, fill_bytes};
 /// What a request changes.
 #[derive(Clone)]
 pub(super) enum Change {
-    /// These bytes are put in place.
+    /// These bytes are written.
     Write(Rc<[u8]>),
     /// The range is filled.
     Discard(Fill),
@@ -22,12 +22,12 @@ pub(super) enum Change {
     Len(u64),
 }
 
-/// One contiguous part of what a request still has pending.
+/// One contiguous pending part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub offset: u64,
     pub len: usize,
-    /// Where in the request's bytes it starts.
+    /// Its offset in the request's bytes.
     pub at: usize,
 }
 
@@ -45,7 +45,7 @@ impl Entry {
         Entry { order, change, pieces: smallvec![Piece { offset, len, at: 0 }] }
     }
 
-    /// Puts one part into an image.
+    /// Applies one part to an image.
     pub fn apply_piece(&self, image: &mut Image, piece: Piece) {
         match &self.change {
             Change::Write(bytes) => image.write(piece.offset, &bytes[piece.at..piece.at + piece.len]),
@@ -60,7 +60,7 @@ impl Entry {
         }
     }
 
-    /// The bytes that one part puts in place; `out` has its length.
+    /// Returns in `out`, which has its length, the bytes that one part writes.
     pub fn bytes(&self, piece: Piece, out: &mut [u8]) {
         match &self.change {
             Change::Write(bytes) => out.copy_from_slice(&bytes[piece.at..piece.at + piece.len]),
@@ -73,7 +73,7 @@ impl Entry {
         self.pieces.iter().any(|p| p.offset < offset + len as u64 && offset < p.offset + p.len as u64)
     }
 
-    /// Takes a range out of what is pending.
+    /// Removes a range from what is pending.
     pub fn cut(&mut self, offset: u64, len: usize) {
         if matches!(self.change, Change::Len(_)) || !self.touches(offset, len) {
             return;
@@ -93,7 +93,7 @@ impl Entry {
         self.pieces = kept;
     }
 
-    /// Keeps only the sectors that `keep` says yes to, asked in rising order.
+    /// Keeps only the sectors for which `keep` returns true, called in ascending order.
     pub fn thin(&mut self, sector: usize, mut keep: impl FnMut() -> bool) {
         let mut kept: SmallVec<[Piece; 1]> = SmallVec::new();
         for unit in self.units(sector) {
@@ -108,7 +108,7 @@ impl Entry {
         self.pieces = kept;
     }
 
-    /// The parts that a crash keeps or loses one by one: sectors of a write, pages of a discard.
+    /// Returns the parts that a crash keeps or loses individually: sectors of a write, pages of a discard.
     pub fn units(&self, sector: usize) -> Vec<Piece> {
         let step = match self.change {
             Change::Write(_) => sector,
@@ -131,7 +131,7 @@ pub(super) struct Cache {
     pub sector: usize,
     pub durable: Image,
     pub durable_len: u64,
-    /// What a read returns: durable contents with every landed request applied.
+    /// The result of a read: durable contents with every landed request applied.
     pub current: Image,
     pub len: u64,
     /// Completed, in the order of completion.
@@ -140,9 +140,9 @@ pub(super) struct Cache {
     pub flying: Vec<Entry>,
     /// Completed, and their flush has failed.
     pub poisoned: Vec<Entry>,
-    /// Raised whenever the durable contents change.
+    /// Incremented whenever the durable contents change.
     pub generation: u64,
-    /// Raised whenever the set of possible contents after a crash may have changed.
+    /// Incremented whenever the set of possible contents after a crash may have changed.
     pub version: u64,
     order: u64,
 }
@@ -170,21 +170,21 @@ impl Cache {
         self.order
     }
 
-    /// A request starts; the number names it until it lands.
+    /// Starts a request; the returned number identifies it until it lands.
     pub fn submit(&mut self, change: Change, offset: u64, len: usize) -> u64 {
         let order = self.tick();
         self.flying.push(Entry::new(order, change, offset, len));
         order
     }
 
-    /// Takes a request out of the air.
+    /// Removes a request from those in flight.
     pub fn take(&mut self, order: u64) -> Entry {
         let at = self.flying.iter().position(|e| e.order == order).expect("a request in flight");
         self.version += 1;
         self.flying.remove(at)
     }
 
-    /// A request has completed: reads see it from now on.
+    /// Completes a request: reads see it from now on.
     pub fn land(&mut self, mut entry: Entry, durable: bool) {
         entry.order = self.tick();
         entry.apply(&mut self.current);
@@ -218,12 +218,12 @@ impl Cache {
         }
     }
 
-    /// A flush starts: what it will cover.
+    /// Starts a flush; returns what it will cover.
     pub fn flush_point(&self) -> u64 {
         self.order
     }
 
-    /// A flush has completed: what had landed at `point` is durable.
+    /// Completes a flush: what had landed at `point` is durable.
     pub fn flushed(&mut self, point: u64) {
         let covered = self.landed.partition_point(|e| e.order <= point);
         let covered: Vec<Entry> = self.landed.drain(..covered).collect();
@@ -233,15 +233,15 @@ impl Cache {
         self.version += 1;
     }
 
-    /// A flush has failed: what it should have covered may be gone, and later flushes do not help.
+    /// Fails a flush: what it would have covered may be lost, and later flushes do not help.
     pub fn flush_failed(&mut self, point: u64) {
         let covered = self.landed.partition_point(|e| e.order <= point);
         self.poisoned.extend(self.landed.drain(..covered));
         self.version += 1;
     }
 
-    /// Copies what a read that ends now returns. Where a write is in flight, `either` decides
-    /// sector by sector whether it is seen.
+    /// Copies the result of a read that ends now. Where a write is in flight, `either` decides for each
+    /// sector whether it is visible.
     pub fn read(&self, offset: u64, out: &mut [u8], mut either: impl FnMut() -> bool) {
         self.current.read(offset, out);
         let len = out.len();

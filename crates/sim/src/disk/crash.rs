@@ -1,4 +1,4 @@
-//! What is left of a simulated disk after a crash, by the number of a mask.
+//! The contents of a simulated disk after a crash, by the number of a mask.
 
 use std::hash::Hasher;
 use std::rc::Rc;
@@ -12,13 +12,13 @@ use super::masks::{self, Survivors};
 use super::{Config, Volatile};
 use crate::rng::mix;
 
-/// What ended the run.
+/// The kind of crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Power is cut: nothing survives but what was flushed and what the mask lets through.
+    /// Power is cut: only what was flushed and what the mask selects survives.
     Power,
-    /// The process is killed: completed requests stay in the cache and may yet be lost by a later
-    /// power cut; the mask decides about the requests in flight.
+    /// The process is killed: completed requests stay in the cache and may still be lost by a later power
+    /// cut; the mask decides about the requests in flight.
     Kill,
 }
 
@@ -31,17 +31,17 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// A disk of `len` zero bytes.
+    /// Creates a disk of `len` zero bytes.
     pub fn blank(config: Config, len: u64) -> Medium {
         Medium { cache: Cache::new(config.sector, Image::default(), len), config, set_aside: SetAside::default() }
     }
 
-    /// What reads find: the contents of a disk at rest.
+    /// Returns the contents of a disk at rest.
     pub fn image(&self) -> &Image {
         &self.cache.current
     }
 
-    /// The same, to be damaged by a test. Changes are durable.
+    /// The same, for a test that damages it. Changes are durable.
     pub fn damage(&mut self, change: impl FnOnce(&mut Image)) {
         change(&mut self.cache.durable);
         self.cache.current = self.cache.durable.clone();
@@ -49,18 +49,18 @@ impl Medium {
         self.cache.poisoned.clear();
     }
 
-    /// Makes it `len` bytes long; what lay beyond is gone.
+    /// Sets its length to `len` bytes; data beyond is lost.
     pub fn truncate(&mut self, len: u64) {
         self.damage(|image| image.truncate(len));
         (self.cache.len, self.cache.durable_len) = (len, len);
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.cache.len
     }
 
-    /// Whether it has no bytes at all.
+    /// Whether it has length 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -95,18 +95,18 @@ impl Frozen {
         frozen
     }
 
-    /// Entries whose fate the mask decides, oldest first.
+    /// Yields the entries that the mask decides about, oldest first.
     fn entries(&self) -> impl Iterator<Item = &Entry> {
         let landed: &[Entry] = if self.crash == Crash::Power { &self.cache.landed } else { &[] };
         self.cache.poisoned.iter().chain(landed).chain(&self.cache.flying)
     }
 
-    /// How many sector versions are pending.
+    /// Returns the number of pending sector versions.
     pub fn pending(&self) -> usize {
         self.units.len()
     }
 
-    /// How many masks the exploration rule enumerates here.
+    /// Returns the number of masks that the exploration rule enumerates here.
     pub fn masks(&self) -> u64 {
         masks::enumerated(self.pending())
     }
@@ -115,13 +115,13 @@ impl Frozen {
         masks::survivors(&self.owner, mask)
     }
 
-    /// How much of what is pending survives under `mask`, in words.
+    /// Describes how much of what is pending survives under `mask`.
     pub fn describe(&self, mask: u64) -> String {
         let what = if self.crash == Crash::Power { "pending" } else { "in flight" };
         format!("{} of {} sector versions {what} survive", self.survivors(mask).count(), self.pending())
     }
 
-    /// The disk after the crash under `mask`.
+    /// Returns the disk after the crash under `mask`.
     pub fn crash(&self, mask: u64) -> Medium {
         let kept = self.survivors(mask);
         let entries: Vec<&Entry> = self.entries().collect();
@@ -156,7 +156,7 @@ impl Frozen {
                 continue;
             }
             if power {
-                // Straight into the image: nothing is running that could see the steps between.
+                // Directly into the image: nothing runs that could see the steps in between.
                 pieces.iter().for_each(|&p| entry.apply_piece(&mut cache.durable, p));
                 if let Change::Len(len) = entry.change {
                     (cache.len, cache.durable_len) = (len, len);
@@ -168,8 +168,8 @@ impl Frozen {
         }
     }
 
-    /// A number that is the same for two masks (and two instants of one run) only if the disk is
-    /// the same afterwards. Costs far less than making the disk.
+    /// Returns a number that is the same for two masks (and two instants of one run) only if the disk is the
+    /// same afterwards. Costs far less than creating the disk.
     pub fn fingerprint(&self, mask: u64) -> u64 {
         let kept = self.survivors(mask);
         let entries: Vec<&Entry> = self.entries().collect();

@@ -18,7 +18,7 @@ pub enum Request {
     SetLen,
 }
 
-/// What goes wrong.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadDamage {
     /// EIO; a write may have landed in any of its sectors.
@@ -33,14 +33,14 @@ pub enum ReadDamage {
     BitFlip,
     /// A read that succeeds with zeroes.
     Zeroed,
-    /// A read that succeeds with what was durable before the last changes.
+    /// A read that succeeds with the contents that were durable before the last changes.
     Stale,
-    /// A read that succeeds with another place's bytes.
+    /// A read that succeeds with the bytes of another place.
     Misdirected,
 }
 
 impl ReadDamage {
-    /// The error that the request ends with; `None` for a read that only returns damage.
+    /// Returns the error that the request ends with; `None` for a read that only returns damage.
     pub fn error(self) -> Option<io::Error> {
         match self {
             ReadDamage::Eio => Some(io::Error::from_raw_os_error(5)),
@@ -63,14 +63,14 @@ pub enum When {
     Every(u64),
 }
 
-/// One fault to come.
+/// One armed fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The kind of request it hits.
     pub on: Request,
-    /// What happens to it.
+    /// Its effect.
     pub harm: ReadDamage,
-    /// Which of them.
+    /// Which of the matching requests.
     pub when: When,
     /// Only requests that touch this range of bytes; `None`: all.
     pub within: Option<Range<u64>>,
@@ -95,27 +95,27 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Whether this may happen to requests.
+    /// Whether a fault with this effect is armed.
     pub fn is_armed(&self, harm: ReadDamage) -> bool {
         self.armed.iter().any(|(fault, _)| fault.harm == harm)
     }
 
-    /// Requests hit so far.
+    /// Returns the number of requests hit so far.
     pub fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// A request was hit by something else.
+    /// Notes that a request was hit by something else.
     pub fn note_hit(&mut self) {
         self.hits += 1;
     }
 
-    /// Flushes hit so far.
+    /// Returns the number of flushes hit so far.
     pub fn flush_hits(&self) -> u64 {
         self.flush_hits
     }
 
-    /// Counts a request and tells what is to happen to it. The first fault that matches wins.
+    /// Counts a request and returns its fault, if any. The first fault that matches wins.
     pub fn strike(&mut self, on: Request, offset: u64, len: u64) -> Option<ReadDamage> {
         let mut harm = None;
         for (fault, seen) in &mut self.armed {

@@ -1,4 +1,4 @@
-//! The file system under a disk that is a sparse file: what it holds, and what it has room for.
+//! The file system under a disk that is a sparse file: what it has allocated, and what it has space for.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::image::PAGE;
 
-/// Ranges of bytes whose storage is set aside for good.
+/// Ranges of bytes whose storage is allocated for good.
 pub(super) type SetAside = Rc<Vec<Range<u64>>>;
 
 /// See the module.
@@ -14,12 +14,12 @@ pub(super) type SetAside = Rc<Vec<Range<u64>>>;
 pub(super) struct Host {
     held: BTreeSet<u64>,
     pub set_aside: SetAside,
-    /// Pages it has room for; `None`: any number.
+    /// Pages it has space for; `None`: any number.
     room: Option<u64>,
 }
 
 impl Host {
-    /// One that holds these pages and ranges, and has room.
+    /// Creates one with these pages and ranges allocated, and unlimited space.
     pub fn holding(pages: Vec<u64>, set_aside: SetAside) -> Host {
         let mut host = Host { held: pages.into_iter().collect(), set_aside: set_aside.clone(), room: None };
         for range in set_aside.iter() {
@@ -28,7 +28,7 @@ impl Host {
         host
     }
 
-    /// Holds a range for good; false if there is no room for it.
+    /// Allocates a range for good; returns false if there is no space for it.
     pub fn set_aside(&mut self, offset: u64, len: u64) -> bool {
         let held = self.hold(offset, len);
         if held {
@@ -37,17 +37,17 @@ impl Host {
         held
     }
 
-    /// It has room for so many more pages.
+    /// Sets its space to this many more pages.
     pub fn leave(&mut self, room: Option<u64>) {
         self.room = room;
     }
 
-    /// Pages it has room for.
+    /// Returns the pages it has space for.
     pub fn room(&self) -> Option<u64> {
         self.room
     }
 
-    /// Holds every page of a range from now on; nothing changes and it is false if there is no room for them.
+    /// Allocates every page of a range; if there is no space for them, returns false and changes nothing.
     pub fn hold(&mut self, offset: u64, len: u64) -> bool {
         let pages = offset / PAGE as u64..(offset + len).div_ceil(PAGE as u64);
         let more: Vec<u64> = pages.filter(|page| !self.held.contains(page)).collect();
@@ -59,7 +59,7 @@ impl Host {
         true
     }
 
-    /// The whole pages of a range are not held any more.
+    /// Frees the whole pages of a range.
     pub fn let_go(&mut self, offset: u64, len: u64) {
         let pages = offset.div_ceil(PAGE as u64)..(offset + len) / PAGE as u64;
         let gone = pages.filter(|page| self.held.remove(page)).count() as u64;

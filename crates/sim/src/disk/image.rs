@@ -1,7 +1,7 @@
 //! The contents of a simulated disk: sparse, and cheap to copy.
 //!
-//! Pages are shared between copies until one of them writes; a page that was never written reads
-//! as zeroes and costs nothing. An image knows nothing of time, caches or lengths.
+//! Pages are shared between copies until one of them writes; a page that was never written reads as zeroes
+//! and costs nothing. An image does not contain time, caches or lengths.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ pub struct Image {
 pub enum Fill {
     /// Zero bytes.
     Zero,
-    /// Bytes that mean nothing, the same ones for the same number.
+    /// Meaningless bytes, the same ones for the same number.
     Garbage(u64),
 }
 
@@ -64,7 +64,7 @@ impl Image {
         })
     }
 
-    /// Puts `bytes` at `offset`.
+    /// Writes `bytes` at `offset`.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         for (page, within, range) in pieces(offset, bytes.len()) {
             let bytes = &bytes[range];
@@ -97,7 +97,7 @@ impl Image {
         }
     }
 
-    /// Makes everything from `len` on zero, as shortening and lengthening a file does.
+    /// Zeroes everything from `len` on, as shortening and lengthening a file does.
     pub fn truncate(&mut self, len: u64) {
         let page = len / PAGE as u64;
         let within = (len % PAGE as u64) as usize;
@@ -116,7 +116,7 @@ impl Image {
         }
     }
 
-    /// Indexes of the pages that hold something, in rising order.
+    /// Returns the indexes of the pages that hold something, in ascending order.
     pub fn pages(&self) -> Vec<u64> {
         let mut found = Vec::new();
         for (g, group) in self.groups.iter().enumerate() {
@@ -127,7 +127,7 @@ impl Image {
     }
 }
 
-/// The bytes that `fill` puts at `offset`.
+/// Returns in `out` the bytes that `fill` writes at `offset`.
 pub fn fill_bytes(fill: Fill, offset: u64, out: &mut [u8]) {
     match fill {
         Fill::Zero => out.fill(0),
@@ -143,7 +143,7 @@ pub fn fill_bytes(fill: Fill, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// Cuts a range into (page, offset in the page, range of the buffer).
+/// Splits a range into (page, offset in the page, range of the buffer).
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,9 +1,8 @@
-//! The exploration rule: which of the pending sector versions a crash lets through, by number.
+//! The exploration rule: which of the pending sector versions survive a crash, by number.
 //!
-//! With k of them: for k ≤ 12 every subset, the number being the subset itself. Otherwise, in this
-//! order: nothing, everything, every single loss, every single survivor, every prefix, every
-//! suffix, for k ≤ 64 every pair lost and every pair alone; all higher numbers are random subsets
-//! that follow from the number.
+//! With k of them: for k ≤ 12 every subset, the number being the subset itself. Otherwise, in this order:
+//! nothing, everything, every single loss, every single survivor, every prefix, every suffix, for k ≤ 64
+//! every pair lost and every pair alone; all higher numbers are random subsets that follow from the number.
 
 use crate::rng::{Rng, mix};
 
@@ -17,7 +16,7 @@ impl Survivors {
         self.0[unit]
     }
 
-    /// How many survive.
+    /// Returns how many survive.
     pub fn count(&self) -> usize {
         self.0.iter().filter(|&&kept| kept).count()
     }
@@ -28,8 +27,8 @@ pub const ALL_SUBSETS_WRITES: usize = 12;
 /// Up to this many versions all pairs are taken.
 pub const ALL_PAIRS_WRITES: usize = 64;
 
-/// How many numbers the rule enumerates for `k` versions; higher numbers are random subsets (for
-/// k ≤ 12 there is nothing left to draw, they wrap around).
+/// Returns how many numbers the rule enumerates for `k` versions; higher numbers are random subsets (for k ≤
+/// 12 there is nothing left to draw, they wrap around).
 pub fn enumerated(k: usize) -> u64 {
     if k <= ALL_SUBSETS_WRITES {
         return 1 << k;
@@ -39,8 +38,8 @@ pub fn enumerated(k: usize) -> u64 {
     2 + 2 * k + 2 * (k - 1) + pairs
 }
 
-/// The survivors under number `mask`. `owner` names the request each version belongs to, rising,
-/// so that random subsets can also lose requests as wholes.
+/// Returns the survivors under number `mask`. `owner` is the request of each version, ascending, so that
+/// random subsets can also lose whole requests.
 pub fn survivors(owner: &[u32], mask: u64) -> Survivors {
     let k = owner.len();
     if k <= ALL_SUBSETS_WRITES {
@@ -77,7 +76,7 @@ fn systematic(k: usize, mask: u64) -> Vec<bool> {
     (0..k).map(|i| (i == a || i == b) == (n >= pairs)).collect()
 }
 
-/// The n-th of the pairs (a, b) with a < b < k.
+/// Returns the n-th of the pairs (a, b) with a < b < k.
 fn pair(k: usize, mut n: usize) -> (usize, usize) {
     let mut a = 0;
     while n >= k - 1 - a {
@@ -93,7 +92,7 @@ fn random(owner: &[u32], mask: u64) -> Survivors {
     if rng.one_in(2) {
         return Survivors(owner.iter().map(|_| rng.below(16) < density).collect());
     }
-    // Requests live or die as wholes, but a few of them are torn.
+    // Requests survive or are lost completely, but a few of them are torn.
     let mut kept = Vec::with_capacity(owner.len());
     let (mut last, mut fate, mut torn) = (u32::MAX, false, false);
     for &request in owner {

@@ -1,11 +1,11 @@
-//! A simulated disk behind the engine's `Device` trait, after crash model M.
+//! A simulated disk behind the engine's `Device` trait, according to crash model M.
 //!
-//! Requests start in the order of the calls and end in the order that the executor draws. What a
-//! crash leaves is told by [`Frozen`], which is a cheap copy of the disk at one instant: any number
-//! of crashes can be tried from it while the run goes on. Faults are armed with [`SimDisk::arm`].
+//! Requests start in the order of the calls and end in the order that the executor draws. [`Frozen`], a cheap
+//! copy of the disk at one instant, tells what a crash leaves: any number of crashes can be tried from it
+//! while the run continues. Faults are armed with [`SimDisk::arm`].
 //!
-//! A request that breaks the device's contract (misaligned, out of range) fails with EINVAL and is
-//! remembered, see [`SimDisk::misuse`].
+//! A request that violates the device's contract (misaligned, out of range) fails with EINVAL and is
+//! recorded, see [`SimDisk::misuse`].
 
 mod cache;
 mod crash;
@@ -38,7 +38,7 @@ use self::host::Host;
 use crate::executor::Executor;
 use crate::rng::Rng;
 
-/// One in so many clones is answered with `Unsupported`.
+/// One in this many clones fails with `Unsupported`.
 const CLONES_PER_UNSUPPORTED: u64 = 16;
 
 /// Whether completed writes may be lost.
@@ -50,7 +50,7 @@ pub enum Volatile {
     No,
 }
 
-/// What kind of disk it is.
+/// The kind of disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// 512 or 4096: the unit that is never torn, and the device's block size.
@@ -59,7 +59,7 @@ pub struct Config {
     pub cache: Volatile,
 }
 
-/// Requests and bytes since the disk was made.
+/// Requests and bytes since the disk was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Counts {
@@ -85,7 +85,7 @@ struct State {
     host: Host,
 }
 
-/// Stands for where a flush begins.
+/// Pseudo offset of flushes.
 const FLUSHES_ID: u64 = u64::MAX - 1;
 
 /// A simulated disk; clones are handles to the same one.
@@ -97,7 +97,7 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// A disk that starts with the contents of `medium`; its requests end on `exec`.
+    /// Creates a disk that starts with the contents of `medium`; its requests end on `exec`.
     pub fn new(medium: Medium, exec: &Executor, seed: u64) -> SimDisk {
         let host = Host::holding(medium.cache.current.pages(), medium.set_aside);
         let state = State {
@@ -113,29 +113,29 @@ impl SimDisk {
         SimDisk { state: Rc::new(RefCell::new(state)), order: Rc::default(), exec: exec.clone() }
     }
 
-    /// The disk at this instant, to try crashes from.
+    /// Returns the disk at this instant, to try crashes from.
     pub fn freeze(&self, crash: Crash) -> Frozen {
         let state = self.state.borrow();
         Frozen::new(state.config, state.cache.clone(), state.host.set_aside.clone(), crash)
     }
 
-    /// Changes whenever a crash could leave something new.
+    /// Returns a number that changes whenever a crash could leave something new.
     pub fn version(&self) -> u64 {
         self.state.borrow().cache.version
     }
 
-    /// Whether a write to this range of bytes is under way.
+    /// Whether a write to this range of bytes is in flight.
     pub fn is_writing(&self, range: &Range<u64>) -> bool {
         let state = self.state.borrow();
         state.cache.flying.iter().any(|e| e.touches(range.start, (range.end - range.start) as usize))
     }
 
-    /// In which order writes reach it.
+    /// Returns the record of the order in which writes reach it.
     pub fn order(&self) -> &Order {
         &self.order
     }
 
-    /// Requests and bytes so far.
+    /// Returns the requests and bytes so far.
     pub fn counts(&self) -> Counts {
         self.state.borrow().counts
     }
@@ -145,15 +145,15 @@ impl SimDisk {
         self.state.borrow_mut().faults.arm(fault);
     }
 
-    /// Disarms all faults; the host has room again.
+    /// Disarms all faults; the host has space again.
     pub fn disarm(&self) {
         let mut state = self.state.borrow_mut();
         state.faults.clear();
         state.host.leave(None);
     }
 
-    /// The disk is a sparse file from now on, and the file system under it has room for so many more pages of 4 KiB.
-    /// A write that it has no room for ends with ENOSPC; a discard brings room.
+    /// Makes the disk a sparse file on a file system that has space for this many more pages of 4 KiB. A
+    /// write without space ends with ENOSPC; a discard frees space.
     pub fn leave_room(&self, pages: u64) {
         self.state.borrow_mut().host.leave(Some(pages));
     }
@@ -174,22 +174,22 @@ impl SimDisk {
         self.slow_down(FLUSHES_ID..u64::MAX);
     }
 
-    /// Requests that a fault has hit so far.
+    /// Returns the number of requests that a fault has hit so far.
     pub fn faults_hit(&self) -> u64 {
         self.state.borrow().faults.hits()
     }
 
-    /// Flushes that a fault has hit so far.
+    /// Returns the number of flushes that a fault has hit so far.
     pub fn flush_faults_hit(&self) -> u64 {
         self.state.borrow().faults.flush_hits()
     }
 
-    /// The first request that broke the device's contract.
+    /// Returns the first request that violated the device's contract.
     pub fn misuse(&self) -> Option<String> {
         self.state.borrow().misuse.clone()
     }
 
-    /// One request as a future: `end` runs when the executor lets it end.
+    /// Returns one request as a future: `end` runs when the executor ends it.
     fn request<T: 'static>(&self, offset: u64, end: impl FnOnce(&mut State) -> T + 'static) -> Answer<T> {
         let slot = Rc::new(RefCell::new(Slot { value: None, waker: None }));
         let (state, out) = (Rc::clone(&self.state), Rc::clone(&slot));
@@ -207,7 +207,7 @@ impl SimDisk {
 }
 
 impl State {
-    /// Refuses what no disk with direct I/O would take. `at` is the place in the buffer.
+    /// Refuses what no disk with direct I/O would accept. `at` is the offset in the buffer.
     fn admit(&mut self, what: Request, offset: u64, at: usize, len: u64) -> io::Result<()> {
         let sector = self.config.sector as u64;
         let aligned = [offset, at as u64, len].iter().all(|n| n.is_multiple_of(sector)) && len > 0;
@@ -224,7 +224,7 @@ impl State {
         Err(io::Error::new(io::ErrorKind::InvalidInput, why))
     }
 
-    /// What happens to a write.
+    /// Returns what happens to a write.
     fn strike_write(&mut self, offset: u64, len: u64) -> Option<ReadDamage> {
         let harm = self.faults.strike(Request::Write, offset, len);
         if harm.is_some() || self.host.hold(offset, len) {
@@ -257,7 +257,7 @@ impl State {
         Ok(())
     }
 
-    /// A write or discard ends: it lands, or as much of it as the harm lets through.
+    /// Ends a write or discard: it lands, or the part of it that the fault leaves.
     fn end_change(&mut self, order: u64, harm: Option<ReadDamage>, fua: bool) -> io::Result<()> {
         let mut entry = self.cache.take(order);
         let Some(error) = harm.and_then(ReadDamage::error) else {
@@ -284,7 +284,7 @@ impl State {
         Err(error)
     }
 
-    /// A clone ends: if the source has changed meanwhile, it may have got either contents.
+    /// Ends a clone: if the source has changed meanwhile, it may have got either contents.
     fn end_clone(&mut self, order: u64, harm: Option<ReadDamage>, from: u64) -> io::Result<()> {
         let at = self.cache.flying.iter().position(|e| e.order == order).expect("a request in flight");
         if let Change::Write(bytes) = &self.cache.flying[at].change {
@@ -298,8 +298,8 @@ impl State {
         self.end_change(order, harm, false)
     }
 
-    /// Begins to put `bytes` where the device puts them by itself; the number of the request. Now and then
-    /// it cannot.
+    /// Begins to write `bytes` as an offloaded request; returns the number of the request. Sometimes it is
+    /// unsupported.
     fn begin_offload(&mut self, bytes: Vec<u8>, to: u64) -> io::Result<u64> {
         self.counts.clones += 1;
         let len = bytes.len();
@@ -435,7 +435,7 @@ impl Device for SimDisk {
         Rc::ptr_eq(&self.state, &source.state)
     }
 
-    /// After a crash its target holds what it would hold had the same bytes been written. Faults of writes
+    /// After a crash its target holds what it would hold if the same bytes had been written. Faults of writes
     /// hit it.
     fn clone_range(
         &self,
@@ -479,7 +479,7 @@ impl Device for SimDisk {
     }
 }
 
-/// Waits for all requests of one call; the first error in the order of submission is the outcome.
+/// Waits for all requests of one call; the outcome is the first error in the order of submission.
 async fn finish(buf: Rc<RefCell<Buf>>, answers: Vec<Answer<io::Result<()>>>) -> IoResult {
     let mut outcome = Ok(());
     for answer in answers {
@@ -488,7 +488,7 @@ async fn finish(buf: Rc<RefCell<Buf>>, answers: Vec<Answer<io::Result<()>>>) -> 
             outcome = result;
         }
     }
-    // Every request has ended and let go of the buffer.
+    // Every request has ended and released the buffer.
     let buf = Rc::into_inner(buf).map_or_else(|| Buf::zeroed(0), RefCell::into_inner);
     (outcome, buf)
 }

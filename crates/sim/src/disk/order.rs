@@ -1,6 +1,7 @@
-//! Whether the writes of a volume reach the disk in the order in which the engine accepted them (I5).
+//! Checks whether the writes of a volume reach the disk in the order in which the engine accepted them (I5).
 //!
-//! What a client writes carries its operation's number, so that the disk knows whose a request is.
+//! The data of clients contains the operation's number, so that the disk knows to which operation a request
+//! belongs.
 
 use std::cell::RefCell;
 
@@ -15,11 +16,11 @@ struct Open {
     first: u64,
     last: u64,
     seen: bool,
-    /// A later one that reached the disk first. That is an inversion once this one reaches it, too: one
-    /// that fails before (its chunk cannot be read, say) holds up nobody.
+    /// A later write that reached the disk first. It is an inversion once this one reaches the disk, too: a
+    /// write that fails before (because its chunk cannot be read, for example) delays no other.
     passed_by: Option<u32>,
-    /// There was little space in its time, or it came behind a neighbour of which that is true: it may have
-    /// stepped aside.
+    /// There was little space in its time, or it came behind a neighbour for which that is true: it may have
+    /// yielded.
     short: bool,
 }
 
@@ -37,9 +38,9 @@ pub struct Order {
 }
 
 impl Order {
-    /// The engine is given a write now. Call it in the same step.
+    /// Notes that the engine receives a write now. Must be called in the same step.
     pub fn accept(&self, op: u32, volume: u32, offset: u64, len: u64) {
-        // Without a whole sector it cannot be told.
+        // Without a whole sector it cannot be identified.
         let whole = (offset + len) / SECTOR as u64 > offset.div_ceil(SECTOR as u64);
         if whole {
             let (first, last) = (offset / BLOCK, (offset + len - 1) / BLOCK);
@@ -49,7 +50,7 @@ impl Order {
         }
     }
 
-    /// It has ended, well or not.
+    /// Notes that it has ended, with any outcome.
     pub fn end(&self, op: u32) {
         let mut open = self.open.borrow_mut();
         if let Some(at) = open.iter().position(|o| o.op == op) {
@@ -57,8 +58,8 @@ impl Order {
         }
     }
 
-    /// The first inversion that has come to light since this was asked last. Unless there is `ample` space now,
-    /// who is in flight may wait for some, and be passed.
+    /// Returns the first inversion found since the last call. Unless there is `ample` space now, writes in
+    /// flight may wait for space, and be passed.
     pub fn broken(&self, ample: bool) -> Option<String> {
         let broken = self.broken.take();
         if ample {
@@ -70,7 +71,7 @@ impl Order {
         None
     }
 
-    /// A write request reaches the disk.
+    /// Notes that a write request reaches the disk.
     pub(super) fn see(&self, bytes: &[u8]) {
         let mut open = self.open.borrow_mut();
         if open.iter().all(|o| o.seen) {
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!(order.broken(false), None, "full");
         order.see(&sector(1));
         assert_eq!(order.broken(true), None, "it was passed while the pool was full");
-        // 3 is there still, and may have to wait for space although there is some by now.
+        // 3 is still there, and may have to wait for space although there is some by now.
         order.accept(4, 1, 0, 4096);
         order.accept(5, 1, 0, 4096);
         order.see(&sector(5));

@@ -21,7 +21,7 @@ async fn put(disk: &SimDisk, offset: u64, byte: u8, sectors: usize, fua: bool) -
     disk.write(Buf::copy_of(&vec![byte; 512 * sectors]), segs(offset, 512 * sectors), fua).await.0
 }
 
-/// First byte of each of the first `n` sectors.
+/// Returns the first byte of each of the first `n` sectors.
 fn heads(medium: &Medium, n: u64) -> Vec<u8> {
     (0..n)
         .map(|i| {
@@ -266,7 +266,7 @@ fn a_missing_flush_is_found_and_a_correct_order_is_not_accused() {
     assert!(!toy_survives(false));
 }
 
-/// Clones until the disk does not refuse; now and then it does.
+/// Clones until the disk does not refuse; sometimes it does.
 async fn clone(disk: &SimDisk, from: u64, to: u64, len: u64) {
     while let Err(error) = disk.clone_range(disk, from, to, len).await {
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);

@@ -12,7 +12,7 @@ use crate::history::{Stats, Violation};
 pub struct Failure {
     /// What was run.
     pub recipe: Recipe,
-    /// What was broken.
+    /// The violation.
     pub violation: Violation,
 }
 
@@ -27,7 +27,7 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Runs all of them, telling `progress` how many have ended and the sums so far.
+    /// Runs all of them, and calls `progress` with the number that have ended and the sums so far.
     pub fn run(&self, mut progress: impl FnMut(usize, &Stats, usize)) -> (Stats, Vec<Failure>) {
         let (mut stats, mut failures, mut ended) = (Stats::default(), Vec::new(), 0);
         spread(
@@ -48,8 +48,8 @@ impl Campaign {
     }
 }
 
-/// Runs `work(0..n)` on `jobs` threads and hands the results to `take` as they come, until it
-/// answers false.
+/// Runs `work(0..n)` on `jobs` threads and passes the results to `take` as they arrive, until it returns
+/// false.
 pub(super) fn spread<T: Send>(
     jobs: usize,
     n: usize,

@@ -1,8 +1,8 @@
 //! Promise P7: damaged metadata is reported or does no harm; nothing wrong is ever read.
 //!
-//! Every way to damage an exhibit has a number: first every bit of every page of metadata, then
-//! pages as wholes (garbage, zeroes, an earlier version, another pool's, a write that went astray,
-//! a read that returns one of these), the length, and the two superblocks exchanged.
+//! Every way to damage an image has a number: first every bit of every page of metadata, then whole pages
+//! (garbage, zeroes, an earlier version, another pool's, a misdirected write, a read that returns one of
+//! these), the length, and the two superblocks exchanged.
 
 use std::collections::BTreeSet;
 
@@ -22,31 +22,31 @@ const SUPERBLOCKS: [u64; 2] = [0, 128];
 const PAGE_KINDS_COUNT: u64 = 9;
 /// Kinds of damage to the pool as a whole.
 const POOL_KINDS_COUNT: u64 = 8;
-/// Damages per exhibit.
+/// Damages per image.
 const EACH_COUNT: u64 = 4000;
 /// Steps after which opening or reading counts as hanging.
 pub(super) const PATIENCE_STEPS: u64 = 300_000;
 
-/// How a damaged pool behaved.
+/// Behaviour of a damaged pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It was reported.
     Reported,
-    /// Everything is right all the same.
+    /// Everything is correct all the same.
     Harmless,
 }
 
-/// One damage of one exhibit.
+/// One damage of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The exhibit's seed.
+    /// The image's seed.
     pub seed: u64,
-    /// Which damage.
+    /// Number of the damage.
     pub number: u64,
 }
 
 impl Damage {
-    /// The flags that replay it.
+    /// Returns the flags that replay it.
     pub fn flags(self) -> String {
         format!("--seed {} --damage {}", self.seed, self.number)
     }
@@ -63,29 +63,29 @@ impl Damage {
     }
 }
 
-/// A search for damage that goes unnoticed.
+/// A search for unnoticed damage.
 pub struct Damages {
-    /// How many to try.
+    /// Number of damages to try.
     pub count: u64,
-    /// Seed of the first exhibit; the others follow.
+    /// Seed of the first image; the others follow.
     pub seed: u64,
     /// Threads.
     pub jobs: usize,
 }
 
-/// What became of them.
+/// Results.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Numbers for the summary.
     pub stats: Stats,
     /// Of them, how many were reported; the others did no harm.
     pub reported: u64,
-    /// What was broken.
+    /// The violations.
     pub failures: Vec<(Damage, Violation)>,
 }
 
 impl Damages {
-    /// Runs them all, telling `progress` how many have been tried.
+    /// Runs them all, and calls `progress` with the number tried.
     pub fn run(&self, mut progress: impl FnMut(u64)) -> Outcome {
         let (images, mut all) = (self.count.div_ceil(EACH_COUNT) as usize, Outcome::default());
         let share = self.count.div_ceil(images.max(1) as u64);
@@ -101,7 +101,7 @@ impl Damages {
     }
 }
 
-/// Tries `count` damages of one exhibit: all of those to whole pages first, then bits.
+/// Tries `count` damages of one image: all of those to whole pages first, then bits.
 pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
     let mut outcome = Outcome::default();
     let mut subject = match Subject::new(seed) {
@@ -120,7 +120,8 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
         let number = match i {
             _ if everything => i,
             i if i < all - bits && i < count / 2 => pages[i as usize],
-            // Everything hangs on the superblocks, and most pages say most at their beginning.
+            // Everything depends on the superblocks, and most pages have most of their contents at the
+            // beginning.
             _ if rng.one_in(8) => rng.below(2) * BITS_PER_PAGE + rng.below(512 * 8),
             _ if rng.one_in(2) => rng.below(bits) / BITS_PER_PAGE * BITS_PER_PAGE + rng.below(512 * 8),
             _ => rng.below(bits),
@@ -137,7 +138,7 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
     outcome
 }
 
-/// An exhibit with what is needed to damage it.
+/// An image with what is needed to damage it.
 struct Subject {
     image: PoolImage,
     /// The same pool under another identity.
@@ -208,7 +209,7 @@ impl Subject {
             }),
             4 => {
                 let drawn = pages[Rng::new(number).index(pages.len())];
-                // What the last commit wrote, it wrote over what had gone astray before.
+                // The last commit overwrote what a write had misplaced before.
                 let last = &self.image.last;
                 let to = if last.contains(&drawn) && !last.contains(&page) { page } else { drawn };
                 let strayed = page_of(medium, page);
@@ -263,7 +264,7 @@ impl Subject {
     }
 }
 
-/// Opens, lists, reads, checks, and goes on working.
+/// Opens, lists, reads, checks, and continues to work with the pool.
 fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) -> Result<Verdict, Violation> {
     let exec = Executor::new(mix(&[number, 22]));
     let disk = SimDisk::new(harmed.medium.clone(), &exec, number);
@@ -302,13 +303,13 @@ fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) ->
     Ok(verdict)
 }
 
-/// What the pool may hold: what it does, and, where its last commit is damaged, what it held before.
+/// Returns the possible contents: the present ones, and, if its last commit is damaged, those before it.
 pub(super) fn truths(image: &PoolImage, older: bool) -> Vec<&Contents> {
     std::iter::once(&image.contents).chain(older.then_some(&image.before)).collect()
 }
 
-/// Compares all that can be read, except volumes that were written meanwhile, with what it may be.
-/// Each volume for itself: a write in place outlives the commit that it was made durable by.
+/// Compares everything readable, except volumes that were written meanwhile, with its possible contents. Each
+/// volume separately: a write in place outlives the commit that it was made durable by.
 pub(super) fn compare(
     session: &Session,
     truths: &[&Contents],
@@ -345,7 +346,7 @@ fn read_one(session: &Session, name: &str) -> Result<Result<Vec<u8>, Error>, Vio
     Ok(result.map(|()| buf.to_vec()))
 }
 
-/// Works with the pool: that may fail, but not panic or hang. Returns what was written to.
+/// Works with the pool: that may fail, but not panic or hang. Returns the written volumes.
 fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, Violation> {
     let Some(name) = session.pool.list().into_iter().find(|v| !v.snapshot && v.size >= PAGE as u64).map(|v| v.name)
     else {
@@ -377,7 +378,7 @@ fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, 
     Ok(BTreeSet::from([format!("{name}@new"), name]))
 }
 
-/// An error that speaks of damage is a report; any other is none.
+/// An error that reports damage is a report; any other is none.
 pub(super) fn reported(e: &Error) -> Result<Verdict, Violation> {
     match e.kind() {
         ErrorKind::Corrupt | ErrorKind::Io | ErrorKind::NotAPool | ErrorKind::Unsupported | ErrorKind::Failed => {

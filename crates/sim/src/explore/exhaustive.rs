@@ -1,8 +1,8 @@
 //! Every short history, every crash point, every mask of the rule.
 //!
-//! Two volumes of four pages; operations one after the other. Crash points inside all but the last
-//! operation belong to the shorter history and are not tried again. When the budget does not reach
-//! for all histories, the short ones come first and the rest in an order that the seed draws.
+//! Two volumes of four pages; operations in sequence. Crash points inside all but the last operation belong
+//! to the shorter history and are not tried again. If the budget does not suffice for all histories, the
+//! short ones come first and the rest in an order that the seed draws.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,16 +21,15 @@ pub struct Case {
 }
 
 impl Case {
-    /// As it is written on the command line.
+    /// Returns its form on the command line.
     pub fn name(&self) -> String {
         let names: Vec<&str> = self.ops.iter().map(|op| op.name()).collect();
         format!("{}{}", names.join("+"), if self.large_sectors { ":4096" } else { ":512" })
     }
 
-    /// Reads what [`name`](Self::name) writes.
+    /// Parses what [`name`](Self::name) returns.
     ///
-    /// # Errors
-    /// A sentence that says what is wrong with it.
+    /// # Errors A sentence that says what is wrong with it.
     pub fn parse(text: &str) -> Result<Case, String> {
         let (ops, sector) = text.split_once(':').unwrap_or((text, "512"));
         let ops =
@@ -59,7 +58,7 @@ pub struct Exhaustive {
 }
 
 impl Exhaustive {
-    /// All histories, in the order in which they are run.
+    /// Returns all histories, in the order in which they are run.
     pub fn cases(&self) -> Vec<Case> {
         let mut all = Vec::new();
         let mut layer: Vec<Vec<Small>> = vec![Vec::new()];
@@ -78,8 +77,7 @@ impl Exhaustive {
         all
     }
 
-    /// Runs until the budget is used up. Returns the sums, how many histories were run, and what
-    /// failed.
+    /// Runs until the budget is used up. Returns the sums, the number of histories, and the failures.
     pub fn run(&self, mut progress: impl FnMut(usize, usize, &Stats)) -> (Stats, usize, Vec<(Case, Violation)>) {
         let cases = self.cases();
         let spent = AtomicU64::new(0);

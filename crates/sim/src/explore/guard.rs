@@ -1,4 +1,4 @@
-//! Panics of the engine as findings, not as the end of the campaign.
+//! Turns panics of the engine into findings that do not end the campaign.
 
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe};
@@ -10,8 +10,8 @@ thread_local! {
     static GUARDED: RefCell<u32> = const { RefCell::new(0) };
 }
 
-/// Makes panics inside guarded runs silent: they are reported as violations instead. Others are
-/// printed as before.
+/// Silences panics inside guarded runs: they are reported as violations instead. Others are printed as
+/// before.
 pub fn silence_panics() {
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,7 +1,7 @@
-//! The test of the test: known mistakes are switched on one by one, and each has to be found.
+//! The test of the test: planted bugs are switched on one by one, and each must be found.
 //!
-//! All mistakes face the same histories. A mistake counts as found by a history that breaks a
-//! promise with it and breaks none without it.
+//! All bugs run the same histories. A bug counts as found by a history that breaks a promise with it and
+//! breaks none without it.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -14,10 +14,10 @@ use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
 use crate::rng::{Rng, mix};
 
-/// How a planted mistake was found.
+/// How a planted bug was found.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The mistake.
+    /// The bug.
     pub bug: Bug,
     /// Histories that were run.
     pub histories: u32,
@@ -27,34 +27,34 @@ pub struct Found {
     pub how: Option<(String, String, String)>,
 }
 
-/// The search for planted mistakes.
+/// The search for planted bugs.
 pub struct Hunt {
-    /// What to look for.
+    /// The bugs to find.
     pub bugs: Vec<Bug>,
-    /// Histories per mistake.
+    /// Histories per bug.
     pub budget: u32,
-    /// What the histories follow from.
+    /// The seed of the histories.
     pub seed: u64,
     /// Threads.
     pub jobs: usize,
 }
 
-/// One of the histories that all mistakes face.
+/// One of the histories that all bugs run.
 enum Attempt {
     /// A random history.
     Random(Recipe),
     /// A short one, with every crash.
     Short(Case),
-    /// Two operations on an origin together, of which a flush fails, with every crash.
+    /// Two concurrent operations on an origin, of which a flush fails, with every crash.
     Struck(OriginCase),
     /// Damaged metadata.
     Damaged(u64),
 }
 
-/// Histories that found a mistake once, by its name.
+/// Histories that found a bug once, by its name.
 const KNOWN: &str = include_str!("../../seeds/planted.txt");
 
-/// Those of one mistake.
+/// Returns those of one bug.
 fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
     let lines = KNOWN.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(move |line| {
@@ -69,7 +69,7 @@ fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
 const DAMAGES_COUNT: u64 = 400;
 
 impl Attempt {
-    /// Without a home the profiles take turns; between them come short histories and damage.
+    /// Without a home the profiles alternate; between them come short histories and damage.
     fn new(hunt: u64, i: u32, home: Home) -> Attempt {
         let seed = mix(&[hunt, u64::from(i)]) >> 32;
         match home {
@@ -86,9 +86,9 @@ impl Attempt {
             _ => {}
         }
         let turn = (i - i / 4 - i / 8) as usize;
-        // More turns for those that need luck most.
+        // Additional attempts of those that depend most on chance.
         let extra = [Profile::Journal, Profile::Copies];
-        // Those behind are the homes of their own mistakes.
+        // The profiles behind are the homes of specific bugs.
         let all = &Profile::ALL[..15];
         let turn = turn % (all.len() + extra.len());
         Attempt::random(seed, all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]), None)
@@ -111,12 +111,12 @@ impl Attempt {
             Profile::Rollbacks => (100, 0),
             _ => (300, 60),
         };
-        // The one has no crashes, the other its own.
+        // Calm has no crashes, Rollbacks draws its own.
         let dense = (profile != Profile::Calm && profile != Profile::Rollbacks).then_some((every, 3));
         Recipe { profile: Some(profile), dense, ..Recipe::new(seed, steps) }
     }
 
-    /// What it breaks, and the flags that replay that.
+    /// Returns the violation, and the flags that replay it.
     fn run(&self) -> Option<(Violation, String)> {
         match self {
             Attempt::Random(recipe) => {
@@ -143,10 +143,10 @@ impl Attempt {
 }
 
 impl Hunt {
-    /// Looks for all of them, telling `progress` as each search ends.
+    /// Searches all of them, and calls `progress` as each search ends.
     pub fn run(&self, mut progress: impl FnMut(&Found)) -> Vec<Found> {
         let mut all = Vec::new();
-        // Whether an attempt is clean without any mistake: the same for all that face it.
+        // Whether an attempt is clean without any bug: the same for all bugs that run it.
         let mut clean: HashMap<Home, Vec<OnceLock<bool>>> = HashMap::new();
         for &bug in &self.bugs {
             clean.entry(home(bug)).or_insert_with(|| (0..self.budget).map(|_| OnceLock::new()).collect());
@@ -185,24 +185,25 @@ impl Hunt {
     }
 }
 
-/// Which of the attempts a mistake faces.
+/// Which of the attempts a bug runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Home {
     /// Those of all kinds.
     None,
-    /// The only profile in which it shows, or the one in which it does so soonest.
+    /// The only profile in which it shows, or the one in which it shows first.
     Profile(Profile),
     /// The same with a cache of a few tables.
     FewTables(Profile),
     /// The same with memory that outlives the process.
     Lasting(Profile),
-    /// Two operations on an origin together, of which a flush fails.
+    /// Two concurrent operations on an origin, of which a flush fails.
     Struck,
     /// Damaged metadata.
     Damage,
 }
 
-/// Without a home most are found within ten attempts; those that need a rare state go where it is not rare.
+/// Returns the home of a bug. Without one most are found within ten attempts; those that need a rare state
+/// have a home where it is not rare.
 fn home(bug: Bug) -> Home {
     use Bug::*;
     let profile = match bug {

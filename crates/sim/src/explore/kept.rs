@@ -1,4 +1,4 @@
-//! Seeds that once found something, kept for ever.
+//! Seeds that once found a failure, kept permanently.
 
 use super::Recipe;
 use crate::history::Profile;
@@ -10,7 +10,7 @@ const FILE: &str = include_str!("../../seeds/kept.txt");
 pub struct Kept {
     /// What to run.
     pub recipe: Recipe,
-    /// What it once found.
+    /// The failure.
     pub why: String,
 }
 
@@ -19,19 +19,19 @@ pub fn kept() -> Vec<Kept> {
     parse(FILE)
 }
 
-/// What a seed runs in.
+/// The environment of a seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct World {
-    /// The profile; `None`: what the seed draws.
+    /// The profile; `None`: drawn from the seed.
     pub profile: Option<Profile>,
-    /// Bytes of its cache; `None`: what the seed draws.
+    /// Bytes of its cache; `None`: drawn from the seed.
     pub cache: Option<usize>,
     /// With memory that outlives the process.
     pub lasting: bool,
 }
 
 impl World {
-    /// As in `origins/12288` or `-/12288/lasting`; `-`: what the seed draws.
+    /// Parses `origins/12288` or `-/12288/lasting`; `-`: drawn from the seed.
     pub(super) fn parse(text: &str) -> World {
         let mut words = text.split('/');
         let profile = words.next().and_then(Profile::from_name);
@@ -46,7 +46,7 @@ impl World {
     }
 }
 
-/// One run per line: seed, steps, [`World`], then why it is there.
+/// Parses one run per line: seed, steps, [`World`], then why it is there.
 fn parse(text: &str) -> Vec<Kept> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines

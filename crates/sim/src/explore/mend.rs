@@ -1,5 +1,4 @@
-//! Damaged counts are no reason to lose anything: whatever the maps reach can be read, and a repair makes the pool
-//! whole.
+//! Damaged counts lose no data: everything the maps reach can be read, and a repair restores the pool.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -17,7 +16,7 @@ use crate::rng::mix;
 const COUNTS: std::ops::Range<u64> = 0..512;
 const SUPERBLOCKS: [u64; 2] = [0, 128];
 
-/// Whether nothing but counts is damaged.
+/// Whether only counts are damaged.
 fn is_of_counts(harmed: &DamagedDisk) -> bool {
     let is_count = |page: &u64| COUNTS.contains(page) && !SUPERBLOCKS.contains(page);
     harmed.read.is_none() && harmed.pages.iter().all(is_count)
@@ -27,10 +26,10 @@ fn violation(what: String) -> Violation {
     Violation::new("P7", what)
 }
 
-/// Reads what is damaged, repairs it, and looks again.
+/// Reads the damaged pool, repairs it, and reads it again.
 pub fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) -> Result<(), Violation> {
     let is_of_counts = is_of_counts(harmed);
-    // A repair goes over all maps; damage elsewhere is met on the way.
+    // A repair walks all maps and meets damage elsewhere.
     if harmed.read.is_some() || !is_of_counts && !number.is_multiple_of(16) {
         return Ok(());
     }
@@ -80,7 +79,7 @@ fn open(medium: &Medium, options: OpenOptions, number: u64) -> Outcome<Session> 
     Ok(opened.map(|pool| Session { exec, disk, pool, memory: None }))
 }
 
-/// Repairs the pool, now and then after a first try that the power was cut in.
+/// Repairs the pool, sometimes after a first attempt that a power cut ended.
 fn repair(medium: &Medium, number: u64) -> Outcome<Medium> {
     let mut medium = medium.clone();
     for is_cut in [number.is_multiple_of(3), false] {

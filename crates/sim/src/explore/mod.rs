@@ -1,5 +1,5 @@
-//! Drives histories in number: random campaigns, small histories in full, planted mistakes, and
-//! the shrinking of what fails.
+//! Runs histories in large numbers: random campaigns, small histories explored completely, planted bugs, and
+//! the shrinking of failures.
 
 mod campaign;
 mod damage;
@@ -27,32 +27,33 @@ pub use soak::Soak;
 use crate::history::{CrashPoint, Op, Profile, Setup, Stats, Violation, run_history};
 use crate::origins as two_disks;
 
-/// One run by its numbers: all that a replay needs.
+/// One run by its numbers: everything a replay needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// The seed.
     pub seed: u64,
     /// Operations in the history.
     pub steps: usize,
-    /// What the history dwells on; `None`: what the seed draws.
+    /// Focus of the history; `None`: drawn from the seed.
     pub profile: Option<Profile>,
     /// Numbers of the operations that are carried out; `None`: all.
     pub keep: Option<Vec<u32>>,
-    /// The one side crash to try; `None`: those that the seed draws.
+    /// The one side crash to try; `None`: those drawn from the seed.
     pub aim: Option<CrashPoint>,
-    /// Side crashes are this dense instead of what the seed draws (steps, masks).
+    /// Density of side crashes instead of the one drawn from the seed (steps, masks).
     pub dense: Option<(u64, u64)>,
-    /// Bytes of clean metadata kept in memory instead of what the seed draws.
+    /// Bytes of clean metadata kept in memory instead of those drawn from the seed.
     pub cache: Option<usize>,
     /// There is memory that outlives the process.
     pub lasting: bool,
 }
 
-/// A cache of so few tables that any look-up can miss (the engine keeps a few more, whatever it is told).
+/// A cache of so few tables that any lookup can miss (the engine keeps a few more in any case).
 pub const FEW_TABLES: usize = 12 << 10;
 
-/// New histories: `n` of one profile, or of what their seeds draw and, since those are of another kind, so many more
-/// with origins. Every other one has a cache of a few tables, and every other two memory that outlives the process.
+/// Returns new histories: `n` of one profile, or of profiles drawn from their seeds and additionally some
+/// with origins (a fifth and a quarter of `n`). Every other one has a cache of a few tables, and every other
+/// two memory that outlives the process.
 pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec<Recipe> {
     let some = |profile, n: usize, steps: usize| {
         (0..n as u64).map(move |i| {
@@ -69,19 +70,19 @@ pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec
     all
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was done.
+    /// The statistics.
     pub stats: Stats,
-    /// What was broken.
+    /// The violation.
     pub violation: Option<Violation>,
-    /// What happened, line by line, if it was asked for.
+    /// What happened, line by line, if requested.
     pub account: Vec<String>,
 }
 
 impl Recipe {
-    /// The plain run of a seed.
+    /// Creates the plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
         Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None, cache: None, lasting: false }
     }
@@ -116,7 +117,7 @@ impl Recipe {
         Report { stats, violation, account }
     }
 
-    /// The same with an origin on a disk of its own.
+    /// The same with an origin on a separate disk.
     fn run_origins(&self, profile: Profile, account: bool) -> Report {
         let mut setup = two_disks::Setup::new(self.seed, profile);
         if let Some((every, masks)) = self.dense {
@@ -133,7 +134,7 @@ impl Recipe {
         Report { stats, violation, account }
     }
 
-    /// The flags that replay it.
+    /// Returns the flags that replay it.
     pub fn flags(&self) -> String {
         let mut line = format!("--seed {} --steps {}", self.seed, self.steps);
         if let Some(profile) = self.profile {
@@ -157,14 +158,14 @@ impl Recipe {
         line
     }
 
-    /// The same run, aimed at the side crash in which `violation` showed.
+    /// Returns the same run, aimed at the side crash in which `violation` showed.
     pub fn aimed(&self, violation: &Violation) -> Recipe {
         let aim = violation.cut.map(|(step, mask)| CrashPoint { step, mask: Some(mask) });
         Recipe { aim: aim.or(self.aim), ..self.clone() }
     }
 }
 
-/// Writes rising numbers as `1-4,7,9-10`.
+/// Writes ascending numbers as `1-4,7,9-10`.
 pub fn ranges(numbers: &[u32]) -> String {
     let mut out = String::new();
     let mut i = 0;
@@ -181,10 +182,9 @@ pub fn ranges(numbers: &[u32]) -> String {
     out
 }
 
-/// Reads what [`ranges`] writes.
+/// Parses what [`ranges`] returns.
 ///
-/// # Errors
-/// A sentence that says what is wrong with it.
+/// # Errors A sentence that says what is wrong with it.
 pub fn parse_ranges(text: &str) -> Result<Vec<u32>, String> {
     let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is not the number of an operation"));
     let mut out = Vec::new();

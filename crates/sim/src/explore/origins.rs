@@ -1,7 +1,7 @@
 //! Every short history of an origin, see `origins::small`.
 //!
-//! First each operation by itself; then two together of which a flush fails, with each distance between them; then
-//! longer histories, in an order that the seed draws.
+//! First each operation alone; then two together of which a flush fails, with each distance between them;
+//! then longer histories, in an order that the seed draws.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,15 +14,16 @@ use crate::rng::{Rng, mix};
 /// A history and the disks it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginCase {
-    /// What is done one after the other.
+    /// The operations in sequence.
     pub parts: Vec<Together>,
     /// Whether the devices' sectors have 4096 bytes instead of 512.
     pub large_sectors: bool,
 }
 
 impl OriginCase {
-    /// As it is written on the command line: `origin:write+snapshot,16,checkpoint@o3:512`. The number stands for the
-    /// steps between two operations, `@o3` for the third flush of the origin's disk (`p`: the pool's), which fails.
+    /// Returns its form on the command line: `origin:write+snapshot,16,checkpoint@o3:512`. The number is the
+    /// steps between two operations; `@o3` means that the third flush of the origin's disk (`p`: the pool's)
+    /// fails.
     pub fn name(&self) -> String {
         let part = |part: &Together| {
             let gap = format!(",{},", part.gap);
@@ -34,10 +35,9 @@ impl OriginCase {
         format!("origin:{}:{}", parts.join("+"), if self.large_sectors { 4096 } else { 512 })
     }
 
-    /// Reads what [`name`](Self::name) writes.
+    /// Parses what [`name`](Self::name) returns.
     ///
-    /// # Errors
-    /// A sentence that says what is wrong with it.
+    /// # Errors A sentence that says what is wrong with it.
     pub fn parse(text: &str) -> Result<OriginCase, String> {
         let text = text.strip_prefix("origin:").ok_or("a history of an origin begins with 'origin:'")?;
         let (parts, sector) = text.split_once(':').unwrap_or((text, "512"));
@@ -64,8 +64,8 @@ impl OriginCase {
         Ok(OriginCase { parts, large_sectors: sector == "4096" })
     }
 
-    /// One of the histories of two operations together of which a flush fails: number `i` in the order that the seed
-    /// draws.
+    /// Returns number `i` of the histories of two operations together of which a flush fails, in the order
+    /// that the seed draws.
     pub fn struck(seed: u64, i: usize) -> OriginCase {
         let mut all = strikes();
         Rng::new(mix(&[seed, 43])).shuffle(&mut all);
@@ -92,11 +92,11 @@ pub struct ExhaustiveOrigins {
     pub jobs: usize,
 }
 
-/// Steps between two operations that are under way together.
+/// Steps between two operations that run concurrently.
 const GAPS: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16];
 
 impl ExhaustiveOrigins {
-    /// All histories, in the order in which they are run.
+    /// Returns all histories, in the order in which they are run.
     pub fn cases(&self) -> Vec<OriginCase> {
         let case = |parts: Vec<Together>, large_sectors| OriginCase { parts, large_sectors };
         let mut all: Vec<OriginCase> = Small::ALL.iter().map(|&op| case(vec![Together::one(op)], false)).collect();
@@ -114,12 +114,12 @@ impl ExhaustiveOrigins {
         all
     }
 
-    /// Runs until the budget is used up. Returns the sums, how many histories were run, and what failed.
+    /// Runs until the budget is used up. Returns the sums, the number of histories, and the failures.
     pub fn run(&self, progress: impl FnMut(usize, usize, &Stats)) -> (Stats, usize, Vec<(OriginCase, Violation)>) {
         self.run_some(self.cases(), progress)
     }
 
-    /// The same without those that come first whatever the seed.
+    /// The same without those that come first for every seed.
     pub(super) fn run_longer(&self) -> (Stats, usize, Vec<(OriginCase, Violation)>) {
         self.run_some(self.cases().split_off(Small::ALL.len() + strikes().len()), |_, _, _| ())
     }
@@ -147,7 +147,7 @@ impl ExhaustiveOrigins {
     }
 }
 
-/// What makes flushes necessary, two at a time, and one of them fails.
+/// Returns pairs of operations that make flushes necessary, with one failing flush.
 fn strikes() -> Vec<Together> {
     use Small::*;
     let mut all = Vec::new();

@@ -1,26 +1,26 @@
-//! Makes a failing history shorter, as long as it still breaks the same promise.
+//! Shortens a failing history, as long as it still breaks the same promise.
 
 use std::time::{Duration, Instant};
 
 use super::{Recipe, Report};
 use crate::history::Violation;
 
-/// A failing history that no single operation can be left out of (within the budget).
+/// A failing history from which no single operation can be removed (within the budget).
 #[derive(Clone, Debug)]
 pub struct Shrunk {
     /// What to run.
     pub recipe: Recipe,
-    /// What it breaks.
+    /// The violation.
     pub violation: Violation,
     /// Runs it took.
     pub runs: u32,
 }
 
-/// Drops operations from the history of `recipe`, which has been seen to fail with `violation`,
-/// in at most `budget` runs; none begins after `patience`, since runs of long histories take seconds.
+/// Drops operations from the history of `recipe`, which fails with `violation`, in at most `budget` runs;
+/// none begins after `patience`, since runs of long histories take seconds.
 pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32, patience: Duration) -> Shrunk {
     let began = Instant::now();
-    // Without operations the steps move, so the crash has to be looked for again: many of them.
+    // Without operations the steps move, so the crash has to be searched again: many of them.
     let dense = if violation.cut.is_some() { Some((16, 6)) } else { recipe.dense };
     let fails = |keep: &[u32]| {
         let candidate = Recipe { keep: Some(keep.to_vec()), aim: None, dense, ..recipe.clone() };

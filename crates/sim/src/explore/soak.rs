@@ -1,7 +1,7 @@
 //! The long run: new seeds over all profiles, short histories of origins and damage, batch after batch.
 //!
-//! A directory keeps the next seed and the sums, so that a later run goes on where this one ended. The next seed is
-//! noted before a batch begins: none is used twice, however the run ends.
+//! A directory keeps the next seed and the sums, so that a later run continues where this one ended. The next
+//! seed is stored before a batch begins: none is used twice, however the run ends.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use super::campaign::spread;
 use super::{Damages, ExhaustiveOrigins, FEW_TABLES, Recipe};
 use crate::history::{Profile, Stats};
 
-/// Seeds of each drawn profile in a batch; of each with origins twice as many.
+/// Seeds of each drawn profile in a batch; of each profile with origins twice as many.
 const EACH_COUNT: u64 = 2;
 /// Crash states of short histories of origins in a batch.
 const SHORT_COUNT: u64 = 10_000;
@@ -22,19 +22,19 @@ const DAMAGES_COUNT: u64 = 2_000;
 
 /// A long run.
 pub struct Soak<'a> {
-    /// Where the state and the failures are kept.
+    /// Directory of the state and the failures.
     pub dir: PathBuf,
-    /// When to end; `None`: never.
+    /// Duration; `None`: endless.
     pub time: Option<Duration>,
     /// Threads.
     pub jobs: usize,
-    /// What was built, as it is printed.
+    /// Name of the build in the output.
     pub commit: String,
-    /// Set when it is to end.
+    /// Set to end the run.
     pub stop: &'a AtomicBool,
 }
 
-/// What is kept between runs.
+/// State between runs.
 #[derive(Default)]
 struct State {
     next: u64,
@@ -74,10 +74,9 @@ impl State {
 }
 
 impl Soak<'_> {
-    /// Runs batches until it is time. Returns whether no promise has been broken since the state began.
+    /// Runs batches until the end. Returns whether no promise has been broken since the state began.
     ///
-    /// # Errors
-    /// A sentence that says which file cannot be read or written.
+    /// # Errors A sentence that says which file cannot be read or written.
     pub fn run(&self) -> Result<bool, String> {
         let file = self.dir.join("state");
         let wrong = |e: std::io::Error| format!("{}: {e}", self.dir.display());
@@ -141,13 +140,13 @@ impl Soak<'_> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs())
 }
 
-/// Histories of all profiles, half of them with caches of a few tables, and every other one with memory that outlives
-/// the process.
+/// Returns histories of all profiles, half of them with caches of a few tables, and every other one with
+/// memory that outlives the process.
 fn batch(base: u64) -> Vec<Recipe> {
     let drawn = Profile::ALL.into_iter().map(|profile| (profile, EACH_COUNT, 2000));
     let origins = [(Profile::Origins, 2 * EACH_COUNT, 1000), (Profile::Rollbacks, 2 * EACH_COUNT, 100)];

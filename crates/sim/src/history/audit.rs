@@ -1,4 +1,4 @@
-//! What the pool says of itself, compared with what is so: differences and what deleting frees.
+//! What the pool reports, compared with the facts: differences between volumes, and what deleting frees.
 
 use forkdisk::{DiffClass, ErrorKind, Mode};
 
@@ -26,7 +26,7 @@ impl Run<'_> {
         self.foretell(&mut rng)
     }
 
-    /// `diff` never calls two ranges the same that differ, nor data what is none.
+    /// `diff` never reports different ranges as equal, nor a hole as data.
     fn compare_two(&mut self, rng: &mut Rng) -> Result<(), Violation> {
         let small = self.model.volumes().filter(|(_, v)| v.size <= MAX_AUDITED_BYTES);
         let keys: Vec<Key> = small.map(|(key, _)| key).collect();
@@ -66,8 +66,8 @@ impl Run<'_> {
         self.changes_in_a_range(rng, &names, &left, &right)
     }
 
-    /// What is said not to have changed since another volume is the same in both, in a range that
-    /// begins anywhere and is asked for in portions of any size.
+    /// Ranges reported as unchanged since another volume are equal in both, for a range that begins anywhere
+    /// and is queried in portions of any size.
     fn changes_in_a_range(
         &self,
         rng: &mut Rng,
@@ -108,7 +108,7 @@ impl Run<'_> {
         Ok(self.session.read(name, 0, size)?.to_vec())
     }
 
-    /// Deleting frees exactly what was foretold.
+    /// Deleting frees exactly the predicted space.
     fn foretell(&mut self, rng: &mut Rng) -> Result<(), Violation> {
         let mut victims = place::snapshots(&self.model, None);
         rng.shuffle(&mut victims);
@@ -138,7 +138,7 @@ impl Run<'_> {
         }
         let after = self.session.pool.info();
         let freed = before.used as i64 - after.used as i64;
-        // Pages of the directory come and go with what they list.
+        // Pages of the directory are allocated and freed with what they list.
         let slack = (2 + names.len() as i64 / 4) * PAGE as i64;
         if (freed - foretold as i64).abs() > slack {
             let what = format!("deleting {names:?} freed {freed} bytes, but {foretold} were foretold");
@@ -147,7 +147,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until all space is accounted for; false if the pool is too full for that.
+    /// Waits until all space is accounted for; returns false if the pool is too full for that.
     fn settled(&mut self) -> Result<bool, Violation> {
         let pool = self.session.pool.clone();
         match self.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })? {

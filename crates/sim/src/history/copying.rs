@@ -13,18 +13,18 @@ use crate::rng::{Rng, mix};
 const PAGE: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// A chunk size: any that is allowed, the usual one most often.
+/// Returns a chunk size: any valid one, the default most often.
 fn chunk(draw: u64) -> u64 {
     let mut rng = Rng::new(draw);
     if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
 }
 
-/// One that copies of a small volume are worth: 16 KiB to 2 MiB.
+/// Returns a chunk size that suits copies of a small volume: 16 KiB to 2 MiB.
 fn copied_chunk(draw: u64) -> u64 {
     16 << 10 << Rng::new(draw).below(8)
 }
 
-/// How a new volume is made. `copies`: most break sharing by copying.
+/// Returns the options of a new volume. `copies`: most break sharing by copying.
 pub(super) fn options(size: u64, name: &str, copies: bool) -> CreateOptions {
     let draw = size ^ name.len() as u64;
     let plain = CreateOptions { chunk: chunk(draw), ..CreateOptions::new(size, 1) };
@@ -34,7 +34,7 @@ pub(super) fn options(size: u64, name: &str, copies: bool) -> CreateOptions {
     CreateOptions { chunk: copied_chunk(draw), break_policy: BreakPolicy::Copy, ..plain }
 }
 
-/// A throttle, none most often; slow ones let a sub-job pass every few virtual seconds.
+/// Returns a throttle, none most often; slow ones let a sub-job pass every few virtual seconds.
 fn throttle(rng: &mut Rng) -> Throttle {
     match rng.below(4) {
         0 => Throttle { percent: *rng.pick(&[1, 20, 50, 99]), bytes_per_second: 0 },
@@ -55,7 +55,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The policy or the throttle of one volume.
+    /// Sets the policy or the throttle of one volume.
     pub(super) fn set_copying(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let mut rng = Rng::new(op.draws[1]);
@@ -75,7 +75,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The settings of the pool's copier: few buffers more often than many.
+    /// Sets the copier's settings: few buffers more often than many.
     pub(super) fn set_copier(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let subjob_size = (64 << 10) * (1 + rng.below(4) as u32);
@@ -95,8 +95,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Up to six writes at once, one behind the other or over each other, all near one place: those
-    /// that come later find the chunk being copied for the first.
+    /// Makes up to six concurrent writes, contiguous or overlapping, all near one place: later ones find the
+    /// chunk being copied for the first.
     pub(super) fn burst(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let size = self.size(key);

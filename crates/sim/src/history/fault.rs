@@ -9,15 +9,15 @@ use crate::disk::{Crash, Fault, ReadDamage, Request, When};
 use crate::model::{Pending, Time};
 use crate::rng::Rng;
 
-/// Steps after a failed flush in which every task of the engine has had its turn.
+/// Steps after a failed flush in which every task of the engine has run.
 const GRACE_STEPS: u64 = 400;
-/// Steps for which faults stay armed at most.
+/// Most steps for which faults stay armed.
 const MAX_FAULT_STEPS: u64 = 20_000;
 
-/// What is wrong in this life of the engine.
+/// Faults and failures in this life of the engine.
 #[derive(Default)]
 pub(super) struct Trouble {
-    /// The pool has run full at least once.
+    /// The pool has become full at least once.
     pub full: bool,
     /// Control operations that failed together with the pool.
     pub unsure: Vec<Pending>,
@@ -25,17 +25,17 @@ pub(super) struct Trouble {
     pub patience: Option<u32>,
     /// Operations until the faults are disarmed.
     pub armed: Option<u32>,
-    /// The step from which on they are disarmed in any case: whoever waits for the host to have
-    /// space again waits until then.
+    /// The step from which on they are disarmed in any case: operations that wait for space on the host wait
+    /// until then.
     armed_until: u64,
-    /// From when on nothing may be acknowledged.
+    /// Time from which on nothing may be acknowledged.
     failed: Option<Time>,
     /// The step at which a flush was made to fail.
     struck: Option<u64>,
 }
 
 impl Run<'_> {
-    /// Arms the fault that an operation stands for.
+    /// Arms the fault of an operation.
     pub(super) fn arm(&mut self, op: &Op) {
         let mut rng = Rng::new(op.draws[0]);
         if self.setup.profile == Profile::Hosts && !rng.one_in(8) {
@@ -68,7 +68,7 @@ impl Run<'_> {
         self.trouble.armed_until = self.now() + MAX_FAULT_STEPS;
     }
 
-    /// The file system under the pool has little room or none, until faults are disarmed.
+    /// Leaves the file system under the pool little space or none, until faults are disarmed.
     fn fill_host(&mut self, rng: &mut Rng) {
         let reach = *rng.pick(&[1, 4, 30, 200]);
         let pages = rng.below(reach);
@@ -78,7 +78,7 @@ impl Run<'_> {
         self.trouble.armed_until = self.now() + MAX_FAULT_STEPS;
     }
 
-    /// Disarms faults and reopens failed pools when it is time.
+    /// Disarms faults and reopens failed pools when due.
     pub(super) fn watch_trouble(&mut self) -> Result<(), Violation> {
         if let Some(left) = &mut self.trouble.armed {
             *left = left.saturating_sub(1);
@@ -109,7 +109,7 @@ impl Run<'_> {
         self.say(|| "faults disarmed".into());
     }
 
-    /// Called at every step: from when on must the pool have failed?
+    /// Called at every step: notes from when on the pool must have failed.
     pub(super) fn watch_faults(&mut self) {
         if self.trouble.armed.is_some() && self.now() > self.trouble.armed_until {
             self.disarm();
@@ -171,7 +171,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A request failed and its operation with it, as it should.
+    /// Notes that a request failed and its operation with it, as it must.
     pub(super) fn note_failure(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
         let failed = self.session.pool.info().mode == Mode::Failed;
         // Its records are not written, and the next flush covers them.

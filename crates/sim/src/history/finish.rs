@@ -1,4 +1,4 @@
-//! The end of a run: everything verified once more, everything deleted, nothing left (I7).
+//! The end of a run: everything is verified once more, everything is deleted, and nothing must be left (I7).
 
 use forkdisk::{Mode, PoolInfo};
 
@@ -45,7 +45,7 @@ impl Run<'_> {
         for root in roots {
             let mut keys = super::place::snapshots(&self.model, Some(root));
             if self.rng.one_in(2) {
-                // One by one, snapshots in any order, instead of all at once.
+                // Individually, snapshots in any order, instead of all at once.
                 self.rng.shuffle(&mut keys);
                 for key in std::mem::take(&mut keys) {
                     self.control(Control::Delete(vec![key]))?;
@@ -86,7 +86,7 @@ impl Run<'_> {
     }
 }
 
-/// What a new pool of this size reports, after the same last steps.
+/// Returns what a new pool of this size reports, after the same last steps.
 fn fresh(setup: &Setup, size: u64) -> Result<PoolInfo, Violation> {
     let exec = Executor::new(1);
     let disk = SimDisk::new(format(setup, size)?, &exec, 1);

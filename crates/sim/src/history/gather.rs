@@ -1,4 +1,4 @@
-//! Bringing scattered pages together, asked for and by policy.
+//! Gathering, by request and by policy.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,17 +12,16 @@ use super::run::{OperationState, Outcome, Run};
 use crate::model::Key;
 use crate::rng::Rng;
 
-/// Those who gather.
+/// Gathering in progress.
 #[derive(Default)]
 pub(super) struct Gathers {
     count: Cell<u32>,
-    /// How far the volume has been gone over that the last of them gathers, in bytes.
+    /// How far the last gathering call has processed its volume, in bytes.
     pub to: Cell<u64>,
 }
 
 impl Run<'_> {
-    /// Gathers a volume or snapshot, whatever else is done to it meanwhile: often behind writes that are under
-    /// way.
+    /// Gathers a volume or snapshot, whatever else is done to it meanwhile: often behind writes in flight.
     pub(super) fn gather(&mut self, op: &Op) -> Result<(), Violation> {
         if op.draws[3].is_multiple_of(2) {
             return self.with(op, |run, key| {
@@ -41,7 +40,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Now and then while a checkpoint is written.
+    /// Sometimes called while a checkpoint is written.
     pub(super) fn begin_gathering(&mut self, op: &Op, key: Key) {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let text = format!("gather {name}");
@@ -68,7 +67,7 @@ impl Run<'_> {
         }
     }
 
-    /// When a volume is gathered without anybody asking: mostly as soon as there is something to do.
+    /// Sets the gather policy of a volume: mostly one that gathers as soon as there is something to do.
     pub(super) fn set_gather(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let mut rng = Rng::new(op.draws[1]);

@@ -25,13 +25,13 @@ fn is_control(op: &Inflight, key: Key) -> bool {
     matches!(op.doing, OperationState::Control(_)) && op.keys.contains(&key)
 }
 
-/// Controls that data operations may run beside.
+/// Control operations that data operations may run beside.
 fn is_gentle(pending: &Pending) -> bool {
     matches!(pending.control, Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..))
 }
 
 impl Run<'_> {
-    /// Starts an operation, or does nothing if there is nothing for it to be done to.
+    /// Starts an operation, or does nothing if there is nothing that it can work on.
     pub(super) fn launch(&mut self, op: &Op) -> Result<(), Violation> {
         match op.kind {
             Kind::Read => self.with(op, |run, key| run.read(op, key)),
@@ -82,8 +82,8 @@ impl Run<'_> {
         self.model.get(key).map_or(0, |v| v.size)
     }
 
-    /// Does something to a volume of the operation's choosing, when no control operation stands in
-    /// the way. Makes a volume if there is none.
+    /// Calls `f` with a volume of the operation's choice, when no control operation blocks it. Creates a
+    /// volume if there is none.
     pub(super) fn with(
         &mut self,
         op: &Op,
@@ -102,7 +102,7 @@ impl Run<'_> {
         self.unhindered(key, f)
     }
 
-    /// Does something to a volume once no control operation stands in the way, if it is there still.
+    /// Calls `f` with a volume once no control operation blocks it, if it still exists.
     pub(super) fn unhindered(
         &mut self,
         key: Key,
@@ -119,12 +119,12 @@ impl Run<'_> {
         f(self, key)
     }
 
-    /// The volume itself, or the one a snapshot belongs to.
+    /// Returns the volume itself, or the one a snapshot belongs to.
     fn family(&self, key: Key) -> Key {
         self.model.get(key).and_then(|v| v.of).unwrap_or(key)
     }
 
-    /// Whether a failed control operation leaves it open what this volume is.
+    /// Whether a failed control operation leaves it uncertain what this volume is.
     fn is_unsure(&self, family: Key) -> bool {
         self.trouble.unsure.iter().any(|p| self.touched(&p.control).contains(&family))
     }
@@ -141,7 +141,7 @@ impl Run<'_> {
         place.map_or(Ok(()), |place| self.look_at(key, place))
     }
 
-    /// Reads a range unless a control operation stands in the way or it is gone.
+    /// Reads a range unless a control operation blocks it or it is deleted.
     pub(super) fn probe(&mut self, key: Key, place: Place) -> Result<(), Violation> {
         let family = self.family(key);
         let busy = self.inflight.values().any(|o| is_control(o, key) || is_control(o, family));
@@ -208,7 +208,7 @@ impl Run<'_> {
         self.write(op, key, place, AllowedFailure::Nothing)
     }
 
-    /// The model keeps track of parts of sectors only while nothing else changes the volume.
+    /// The model tracks parts of sectors only while nothing else changes the volume.
     fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let quiet = |o: &Inflight| {
             !matches!(o.doing, OperationState::Read { .. } | OperationState::Flush) && o.keys.contains(&key)
@@ -317,7 +317,7 @@ impl Run<'_> {
         let family = self.family(source);
         let busy = |o: &Inflight| match &o.doing {
             OperationState::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
-            // Chains of copies in flight are more than the model follows.
+            // Chains of copies in flight are more than the model tracks.
             OperationState::Change { .. } => {
                 o.text.starts_with("share") && (o.keys.contains(&source) || o.keys.contains(&target))
             }

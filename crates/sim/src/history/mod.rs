@@ -31,9 +31,9 @@ pub use small::{Small, run_small};
 /// A promise that was broken, and where.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// Which promise, by its number (or `panic`, `hang`, `contract`).
+    /// The promise, by its number (or `panic`, `hang`, `contract`).
     pub promise: &'static str,
-    /// The sentence that says what happened.
+    /// The description of what happened.
     pub what: String,
     /// The step of the run at which power was cut beside it, and the mask; `None` if it happened
     /// in the run itself.
@@ -41,7 +41,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// A violation in the run itself.
+    /// Creates a violation in the run itself.
     pub fn new(promise: &'static str, what: impl Into<String>) -> Violation {
         Violation { promise, what: what.into(), cut: None }
     }
@@ -74,12 +74,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What was done, in numbers.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
-    /// Crash images that the exploration came by.
+    /// Crash images that the exploration produced.
     pub crash_states: u64,
-    /// Of these, different ones: each was recovered and verified.
+    /// Number of different ones: each was recovered and verified.
     pub distinct: u64,
     /// Instants at which the power was cut or the process killed.
     pub cuts: u64,

@@ -1,7 +1,8 @@
 //! Names, attributes and volumes without a name, as a mount uses them.
 //!
-//! Most of these calls end at once and are durable with the next flush. See [`Names`](crate::model::Names) for what a
-//! crash may leave. A volume without a name is never seen, and gone after a crash, unless it was given one.
+//! Most of these calls end at once and are durable with the next flush. See [`Names`](crate::model::Names)
+//! for what a crash may leave. A volume without a name is never visible, and gone after a crash, unless it
+//! was given one.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use crate::disk::{PAGE, SimDisk};
 use crate::model::{Entry, Model, Names, PREFIX, Time, Tree, has_children};
 use crate::rng::Rng;
 
-/// Folders that are made.
+/// Folders that are created.
 const FOLDERS: [&str; 5] = ["n/a", "n/b", "n/a/c", "n/b/c", "n/a/c/d"];
 /// Names of files in them.
 const MAX_FILES: u64 = 6;
@@ -31,7 +32,8 @@ pub(super) struct Open {
     size: u64,
     /// Whether it has had no name so far: then it can be given one.
     is_new: bool,
-    /// The operation whose mark it is filled with: what has lost its name may have it again after a crash.
+    /// The operation whose mark it is filled with: a volume that has lost its name may have it again after a
+    /// crash.
     mark: u32,
     /// Whether its first pages have been filled.
     filled: Rc<Cell<bool>>,
@@ -41,12 +43,12 @@ fn attributes(mark: u32) -> Attributes {
     Attributes { mode: 0o640, uid: mark, gid: mark, accessed: 0, modified: 0, changed: 0 }
 }
 
-/// What a volume without a name is filled with.
+/// Returns the contents of a volume without a name.
 fn pattern(mark: u32, len: usize) -> Vec<u8> {
     mark.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 
-/// All names under [`PREFIX`].
+/// Returns all names under [`PREFIX`].
 fn observe(pool: &Pool<SimDisk>) -> Result<Tree, Violation> {
     let (mut tree, mut folders) = (Tree::new(), vec![PREFIX.trim_end_matches('/').to_string()]);
     while let Some(folder) = folders.pop() {
@@ -57,7 +59,7 @@ fn observe(pool: &Pool<SimDisk>) -> Result<Tree, Violation> {
                 Child::Volume(info) => (info.attributes, info.size),
                 Child::Folder(attributes, _) => (attributes, 0),
             };
-            // Where only times are known, there is no owner.
+            // If only times are known, there is no owner.
             let mark = attributes.map(|a| a.uid).filter(|&uid| uid != u32::MAX).unwrap_or(0);
             if !is_folder || attributes.is_some() {
                 tree.insert(name.clone(), Entry { folder: is_folder, mark, size, filled: 0 });
@@ -71,8 +73,8 @@ fn observe(pool: &Pool<SimDisk>) -> Result<Tree, Violation> {
 }
 
 impl Session {
-    /// Compares the names with the model, which takes them for the truth from now on, and what volumes hold that were
-    /// given a name when they had been filled.
+    /// Compares the names with the model, which adopts them, and the contents of volumes that were named
+    /// after they had been filled.
     pub(super) fn compare_names(&self, model: &mut Model) -> Result<(), Violation> {
         model.names.settle(&observe(&self.pool)?)?;
         for (name, entry) in model.names.now().into_iter().filter(|(_, entry)| entry.filled > 0) {
@@ -91,13 +93,13 @@ impl Session {
 }
 
 impl Run<'_> {
-    /// No other operation changes names meanwhile.
+    /// Waits until no other operation changes names.
     fn await_naming(&mut self) -> Result<bool, Violation> {
         self.wait(|o| matches!(o.doing, OperationState::Naming))?;
         Ok(self.session.pool.info().mode != Mode::Failed)
     }
 
-    /// A call that ends at once has ended.
+    /// Notes that a call that ends at once has ended.
     fn noted(&mut self, text: String, result: Result<(), Error>, tree: Tree) -> Result<(), Violation> {
         self.stats.operations += 1;
         self.say(|| format!("{text}: {result:?}"));
@@ -116,7 +118,7 @@ impl Run<'_> {
         }
     }
 
-    /// A change that was made at this time is acknowledged when it outlives the process.
+    /// A change made at this time is acknowledged when it outlives the process.
     fn keep_names(&mut self, time: Time) {
         self.model.names.hold(time);
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
@@ -130,7 +132,7 @@ impl Run<'_> {
         );
     }
 
-    /// Some calls on names and attributes, one behind the other.
+    /// Makes some calls on names and attributes in sequence.
     pub(super) fn names(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[0]);
         if !self.await_naming()? {
@@ -139,7 +141,7 @@ impl Run<'_> {
         if rng.one_in(8) {
             self.compare_names_now()?;
         }
-        // Now and then more than the volatile log holds.
+        // Sometimes more than the volatile log holds.
         let many = match rng.below(96) {
             0 => 800,
             1..7 => 40,
@@ -148,7 +150,7 @@ impl Run<'_> {
         (0..1 + rng.below(many)).try_for_each(|i| self.change_names(&mut rng, op.number + i as u32 * 10_000))
     }
 
-    /// While the pool is open only the last state counts.
+    /// While the pool is open only the last state is valid.
     fn compare_names_now(&self) -> Result<(), Violation> {
         let mut now = Names::default();
         now.push(1, self.model.names.now());
@@ -207,7 +209,7 @@ impl Run<'_> {
                 tree.remove(&file);
                 let (result, open) = (result.as_ref().map(drop).map_err(Error::clone), result.ok().flatten());
                 self.noted(format!("remove {file}"), result, tree)?;
-                // Else it goes with its handle.
+                // Otherwise it is deleted with its handle.
                 if let Some(volume) = open.filter(|_| self.unnamed.len() < MAX_UNNAMED_VOLUMES) {
                     let (size, mark) = (volume.size(), if filled > 0 { filled } else { mark });
                     self.unnamed.push(Open { volume, size, is_new: false, mark, filled: Rc::default() });
@@ -248,7 +250,7 @@ impl Run<'_> {
         format!("{folder}/x{}", rng.below(MAX_FILES))
     }
 
-    /// One step in the life of a volume without a name.
+    /// Makes one step in the life of a volume without a name.
     pub(super) fn unnamed(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[0]);
         if !self.await_naming()? {
@@ -280,7 +282,7 @@ impl Run<'_> {
         if rng.one_in(4) { Ok(()) } else { self.fill_unnamed(self.unnamed.len() - 1, rng) }
     }
 
-    /// Writes the first pages; what was filled once holds the same afterwards.
+    /// Writes the first pages; a filled volume keeps its contents.
     fn fill_unnamed(&mut self, at: usize, rng: &mut Rng) -> Result<(), Violation> {
         let open = &self.unnamed[at];
         let len = (1 + rng.below(open.size / PAGE as u64)) * PAGE as u64;
@@ -316,7 +318,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether it took place when it failed together with the pool is for the next opening to tell.
+    /// If it failed together with the pool, the next open tells whether it happened.
     pub(super) fn named(&mut self, ok: bool) {
         if ok || self.session.pool.info().mode != Mode::Failed {
             let now = self.model.tick();
@@ -324,7 +326,7 @@ impl Run<'_> {
         }
     }
 
-    /// Nothing is left of names and of volumes without one.
+    /// Removes all names and all volumes without one.
     pub(super) fn remove_names(&mut self) -> Result<(), Violation> {
         self.unnamed.clear();
         self.compare_names_now()?;

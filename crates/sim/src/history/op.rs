@@ -1,7 +1,7 @@
 //! Histories: sequences of operations with raw draws in place of names and offsets.
 //!
-//! An operation is resolved only when its turn comes ("volume 7 of those there are"), so that a
-//! history stays meaningful when the shrinker leaves operations out.
+//! An operation is resolved only when it starts ("volume 7 of those that exist"), so that a history stays
+//! meaningful when the shrinker removes operations.
 
 use super::weights;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::rng::{Rng, mix};
 pub enum Kind {
     Read,
     Write,
-    /// The next stretch after the last write of this volume.
+    /// Writes the next range after the last write of this volume.
     Append,
     /// A write that starts or ends within a sector.
     Ragged,
@@ -48,31 +48,31 @@ pub enum Kind {
     Settle,
     /// Closes cleanly and opens again.
     Reopen,
-    /// Cuts the power and goes on with what is left.
+    /// Cuts the power and continues with what is left.
     Cut,
-    /// Kills the process and goes on.
+    /// Kills the process and continues.
     Kill,
     /// Arms an I/O error.
     Fault,
     /// Writes until the pool is full.
     Fill,
-    /// Changes how much room first writes reserve.
+    /// Changes how much space first writes reserve.
     SetChunk,
-    /// Changes what a first write to a shared chunk does, or what copies of the volume are held to.
+    /// Changes what a first write to a shared chunk does, or the throttle of copies of the volume.
     SetCopying,
     /// Changes the settings of the pool's copier.
     SetCopier,
-    /// Bounds what a volume may refer to, when nothing else is in flight.
+    /// Limits what a volume may refer to, when nothing else is in flight.
     SetQuota,
-    /// Brings together what a volume or snapshot has scattered.
+    /// Gathers the scattered pages of a volume or snapshot.
     Gather,
-    /// Changes when that is done without anybody asking.
+    /// Changes the gather policy.
     SetGather,
     /// Several writes at once to neighbouring places of one chunk.
     Burst,
-    /// Compares two volumes, and what deleting something frees with what was foretold.
+    /// Compares two volumes, and what deleting something frees with the prediction.
     Audit,
-    /// A range clone onto itself, which has to be refused.
+    /// A range clone onto itself, which must be refused.
     Overlap,
     /// The next step of a succession, see `heirs`.
     Heir,
@@ -85,21 +85,21 @@ pub enum Kind {
 /// One operation, not yet resolved.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// What it does.
+    /// The operation.
     pub kind: Kind,
     /// Its number in the whole history, from 1; also the mark of what it writes.
     pub number: u32,
     /// Executor steps between the operation before it and this one.
     pub gap: u32,
-    /// What is left to chance.
+    /// Raw random draws.
     pub draws: [u64; 5],
 }
 
-/// Most writes that one operation makes of itself.
+/// Most writes that one operation makes.
 pub const MAX_WRITES: u64 = 8;
 
 impl Op {
-    /// One of the writes of an operation that makes several, with a number that no operation has.
+    /// Returns one of the writes of an operation that makes several, with a number that no operation has.
     pub fn write_of(&self, i: u64) -> Op {
         debug_assert!(i < MAX_WRITES);
         let number = 2_000_000 + (self.number % 250_000) * MAX_WRITES as u32 + i as u32;
@@ -107,14 +107,14 @@ impl Op {
     }
 }
 
-/// What a history dwells on.
+/// The focus of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Profile {
     /// Everything.
     Mixed,
     /// Snapshots, clones, rollbacks and deletions of small volumes.
     Forks,
-    /// Small pools that run full and grow.
+    /// Small pools that become full and grow.
     Full,
     /// I/O errors.
     Faults,
@@ -126,30 +126,30 @@ pub enum Profile {
     Blocks,
     /// Reads and writes after clean reopening, without cuts: the fastest.
     Calm,
-    /// Small commits in number: the journal goes round.
+    /// Many small commits: the journal wraps around.
     Journal,
     /// Hundreds of volumes and snapshots.
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
-    /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
+    /// Chunks that are copied when they are broken: few buffers, throttles, errors during copies.
     Copies,
-    /// Volumes that are not to grow past a bound.
+    /// Volumes with quotas.
     Quotas,
     /// Volumes as files: replaced, renamed over each other, removed while open.
     Files,
-    /// An origin on a disk of its own, see `origins`; never drawn, only asked for.
+    /// An origin on a separate disk, see `origins`; never drawn, only by request.
     Origins,
-    /// The same, with rollbacks to many snapshots, deletions right after, and failed flushes while others are under
-    /// way; never drawn, only asked for.
+    /// The same, with rollbacks to many snapshots, deletions right after, and failed flushes while others are
+    /// running; never drawn, only by request.
     Rollbacks,
     /// Ranges of many blocks, shared between volumes of several tables.
     Ranges,
-    /// Scattered pages brought together, while all else goes on.
+    /// Scattered pages are gathered while everything else continues.
     Gathering,
-    /// A sparse pool file, and the file system under it runs full.
+    /// A sparse pool file, and the file system under it becomes full.
     Hosts,
-    /// Volumes whose clones outlive them, gathered while others give up what they share.
+    /// Volumes whose clones outlive them, gathered while other volumes release what they share.
     Heirs,
     /// Names and attributes, and volumes without a name.
     Names,
@@ -179,10 +179,10 @@ impl Profile {
         Profile::Names,
     ];
 
-    /// Those with an origin on a disk of its own.
+    /// Those with an origin on a separate disk.
     pub const OF_ORIGINS: [Profile; 2] = [Profile::Origins, Profile::Rollbacks];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Profile::Mixed => "mixed",
@@ -209,7 +209,7 @@ impl Profile {
         }
     }
 
-    /// The profile of this name.
+    /// Returns the profile with this name.
     pub fn from_name(name: &str) -> Option<Profile> {
         Profile::ALL.into_iter().chain(Profile::OF_ORIGINS).find(|p| p.name() == name)
     }
@@ -243,17 +243,17 @@ impl Profile {
 /// Everything about a run that does not follow from the operations.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The seed all of it follows from.
+    /// The seed of everything.
     pub seed: u64,
-    /// What the history dwells on.
+    /// The focus of the history.
     pub profile: Profile,
     /// The disk.
     pub disk: Config,
     /// The pool's identity.
     pub uuid: [u8; 16],
-    /// Bytes of the pool.
+    /// Length of the pool in bytes.
     pub pool: u64,
-    /// Bytes of the journal.
+    /// Returns the length of the journal in bytes.
     pub journal: u64,
     /// Bytes of changed metadata that start a checkpoint.
     pub dirty: usize,
@@ -269,9 +269,9 @@ pub struct Setup {
     pub masks: u64,
     /// Usual size of a volume in pages.
     pub pages: u64,
-    /// Most volumes and snapshots at once.
+    /// Most volumes and snapshots at a time.
     pub crowd: usize,
-    /// What a write does that finds no space.
+    /// What a write that finds no space does.
     pub when_full: WhenFull,
     /// Bytes of the disk where requests are slow.
     pub slow: Option<Range<u64>>,
@@ -280,10 +280,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The run that belongs to a seed; the profile is drawn when none is given.
+    /// Returns the setup of a seed; the profile is drawn if none is given.
     pub fn new(seed: u64, profile: Option<Profile>) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 1]));
-        // Those that came later are drawn apart: seeds of the first ones keep their histories.
+        // Profiles added later are drawn separately: seeds of the first ones keep their histories.
         let first = *rng.pick(&Profile::ALL[..11]);
         let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
         let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
@@ -357,7 +357,7 @@ impl Setup {
         }
     }
 
-    /// The run of a short history in full: two small volumes, nothing left to chance.
+    /// Returns the setup of a short history explored completely: two small volumes, nothing random.
     pub fn small(large_sectors: bool) -> Setup {
         Setup {
             seed: 1,
@@ -380,7 +380,7 @@ impl Setup {
         }
     }
 
-    /// The first `n` operations of the seed's history.
+    /// Returns the first `n` operations of the seed's history.
     pub fn operations(&self, n: usize) -> Vec<Op> {
         let mut rng = Rng::new(mix(&[self.seed, 2]));
         let weights = self.profile.weights();

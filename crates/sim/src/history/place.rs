@@ -9,7 +9,7 @@ const PAGE: u64 = 4096;
 const BLOCK: u64 = 1 << 20;
 /// What a table of level 1 covers.
 const TABLE_BYTES: u64 = 256 * BLOCK;
-/// Volumes beyond this size are used around some places only.
+/// Volumes beyond this size are used only around some places.
 const LARGE_BYTES: u64 = 8 << 20;
 
 /// A range of bytes.
@@ -17,7 +17,7 @@ const LARGE_BYTES: u64 = 8 << 20;
 pub struct Place {
     /// First byte.
     pub offset: u64,
-    /// How many.
+    /// Number of bytes.
     pub len: u64,
 }
 
@@ -28,26 +28,25 @@ impl Place {
     }
 }
 
-/// Names kept apart by kind.
+/// Returns all volumes.
 pub fn volumes(model: &Model) -> Vec<Key> {
     model.volumes().filter(|(_, v)| v.of.is_none()).map(|(key, _)| key).collect()
 }
 
-/// All snapshots, or those of one volume.
+/// Returns all snapshots, or those of one volume.
 pub fn snapshots(model: &Model, of: Option<Key>) -> Vec<Key> {
     let wanted = |v: &crate::model::Volume| v.of.is_some() && (of.is_none() || v.of == of);
     model.volumes().filter(|(_, v)| wanted(v)).map(|(key, _)| key).collect()
 }
 
-/// One of `keys` by a draw; the first ones are drawn more often, so that histories have hot
-/// volumes.
+/// Returns one of `keys` by a draw; the first ones are drawn more often, so that histories have hot volumes.
 pub fn choose(keys: &[Key], draw: u64) -> Option<Key> {
     let mut rng = Rng::new(draw);
     let reach = if rng.one_in(2) { keys.len().min(2) } else { keys.len() };
     keys.get(rng.index(reach)).copied()
 }
 
-/// A range for a read, write, discard or the like, in whole sectors.
+/// Returns a range for a read, write, discard or the like, in whole sectors.
 pub fn range(op: &Op, size: u64) -> Option<Place> {
     let mut rng = Rng::new(mix(&[op.draws[1], op.draws[2]]));
     let sector = SECTOR as u64;
@@ -71,7 +70,7 @@ pub fn range(op: &Op, size: u64) -> Option<Place> {
     place.within(size)
 }
 
-/// Where in a large volume things happen: mostly where its blocks and tables meet.
+/// Returns the place of activity in a large volume: mostly where its blocks and tables meet.
 fn base(rng: &mut Rng, size: u64) -> u64 {
     if size <= LARGE_BYTES {
         return 0;
@@ -81,7 +80,7 @@ fn base(rng: &mut Rng, size: u64) -> u64 {
     if near < size { near / PAGE * PAGE } else { 0 }
 }
 
-/// A range whose ends lie within sectors.
+/// Returns a range whose ends lie within sectors.
 pub fn ragged(op: &Op, size: u64) -> Option<Place> {
     let mut rng = Rng::new(mix(&[op.draws[1], op.draws[3]]));
     let hot = size.min(16 * PAGE);
@@ -89,8 +88,8 @@ pub fn ragged(op: &Op, size: u64) -> Option<Place> {
     Place { offset: rng.below(hot), len }.within(size)
 }
 
-/// A range of whole tables that two volumes of these sizes have, and the place of each of them; now and then
-/// with ragged ends. `None` where one of them is too short.
+/// Returns a range of whole tables that two volumes of these sizes have, and its place in each; sometimes
+/// with ragged ends. `None` if one of them is too short.
 pub fn tables(draw: u64, source: u64, target: u64) -> Option<(Place, u64)> {
     let mut rng = Rng::new(draw);
     let (from, to) = (rng.below((source / TABLE_BYTES).max(1)), rng.below((target / TABLE_BYTES).max(1)));
@@ -108,15 +107,15 @@ pub fn tables(draw: u64, source: u64, target: u64) -> Option<(Place, u64)> {
     Some((Place { offset, len }, at))
 }
 
-/// How much a sequential writer adds.
+/// Returns the next range of a sequential writer.
 pub fn stretch(op: &Op, from: u64, size: u64) -> Option<Place> {
     let mut rng = Rng::new(op.draws[1]);
     let from = if from >= size { 0 } else { from / PAGE * PAGE };
     Place { offset: from, len: PAGE * *rng.pick(&[1, 4, 16, 32, 64]) }.within(size)
 }
 
-/// A new size for a volume of `now` bytes, in whole sectors: often just a little different, or at
-/// the edge of a block.
+/// Returns a new size for a volume of `now` bytes, in whole sectors: often just a little different, or at the
+/// edge of a block.
 pub fn resized(setup: &Setup, now: u64, draw: u64) -> u64 {
     let mut rng = Rng::new(mix(&[draw, 1]));
     let little = (1 + rng.below(12)) * SECTOR as u64;
@@ -131,7 +130,7 @@ pub fn resized(setup: &Setup, now: u64, draw: u64) -> u64 {
     size.clamp(SECTOR as u64, setup.pages.max(1024) * 4 * PAGE)
 }
 
-/// A size for a volume, in whole sectors.
+/// Returns a size for a volume, in whole sectors.
 pub fn size(setup: &Setup, draw: u64) -> u64 {
     let mut rng = Rng::new(draw);
     if setup.profile == Profile::Large {

@@ -1,8 +1,8 @@
-//! Images of real pools, to be damaged: what they hold is known to the byte.
+//! Images of real pools that are then damaged: their contents are known to the byte.
 //!
-//! An exhibit is the end of a short history. Its last commit may be lost unnoticed when the journal
-//! pages that it wrote are damaged, for then it looks like a commit that a crash cut off; so the
-//! contents before that commit are kept as well.
+//! An image is the end of a short history. Its last commit may be lost unnoticed when the journal pages that
+//! it wrote are damaged, because it then looks like a commit that a crash cut off; so the contents before
+//! that commit are kept as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::rng::{Rng, mix};
 /// Contents of all volumes and snapshots, by name.
 pub type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Pools of exhibits have this many bytes.
+/// Length of the pools of images in bytes.
 const POOL_BYTES: u64 = 12 << 20;
 
 /// A pool at rest.
@@ -26,23 +26,22 @@ pub struct PoolImage {
     pub setup: Setup,
     /// The disk.
     pub medium: Medium,
-    /// The disk some time ago: source of stale pages.
+    /// An earlier state of the disk: source of stale pages.
     pub earlier: Medium,
-    /// What the pool holds.
+    /// Contents of the pool.
     pub contents: Contents,
-    /// What it held before its last commit.
+    /// Contents before its last commit.
     pub before: Contents,
-    /// Pages that hold metadata, or did.
+    /// Pages that hold or held metadata.
     pub pages: Vec<u64>,
     /// Of these, the ones that the last commit wrote.
     pub last: BTreeSet<u64>,
 }
 
 impl PoolImage {
-    /// The exhibit that belongs to a seed, in a pool of the given identity.
+    /// Creates the image of a seed, in a pool with the given identity.
     ///
-    /// # Errors
-    /// Whatever the history breaks, before anything is damaged.
+    /// # Errors A violation by the history, before anything is damaged.
     pub fn new(seed: u64, uuid: [u8; 16]) -> Result<PoolImage, Violation> {
         let mut rng = Rng::new(mix(&[seed, 20]));
         let profile = *rng.pick(&[Profile::Forks, Profile::Mixed, Profile::Blocks]);
@@ -107,14 +106,14 @@ impl Run<'_> {
         self.drain()
     }
 
-    /// Flushes, and lets nothing survive but what was flushed.
+    /// Flushes, and returns the medium with only flushed data.
     fn at_rest(&mut self) -> Result<Medium, Violation> {
         self.flush(None)?;
         self.drain()?;
         Ok(self.session.disk.freeze(Crash::Power).crash(0))
     }
 
-    /// Commits for certain (not every write is worth a record): a new volume, a write to every one.
+    /// Makes sure there is a commit (not every write needs a record): a new volume, a write to every one.
     fn touch_all(&mut self) -> Result<(), Violation> {
         let keys: Vec<Key> = super::place::volumes(&self.model);
         self.control(Control::Create("last".into(), PAGE as u64))?;
@@ -129,7 +128,7 @@ impl Run<'_> {
         self.drain()
     }
 
-    /// What a medium holds, compared with the model first if it is the current one.
+    /// Returns the contents of a medium, compared with the model first if it is the current one.
     fn contents(&self, medium: &Medium, current: bool) -> Result<Contents, Violation> {
         let session = if current {
             let entrance = Entrance { seed: self.setup.seed, cuts: 0, again: false };
@@ -145,10 +144,9 @@ fn unsettled(e: forkdisk::Error) -> Violation {
     Violation::new("P6", format!("the pool does not settle: {e}"))
 }
 
-/// Reads every volume whole.
+/// Reads every volume completely.
 ///
-/// # Errors
-/// The first read that fails.
+/// # Errors The first read that fails.
 pub fn read_all(session: &Session) -> Result<Contents, forkdisk::Error> {
     let mut all = Contents::new();
     for info in session.pool.list() {
@@ -164,14 +162,14 @@ pub fn read_all(session: &Session) -> Result<Contents, forkdisk::Error> {
     Ok(all)
 }
 
-/// One page of a medium.
+/// Returns one page of a medium.
 pub fn page_of(medium: &Medium, page: u64) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
     medium.image().read(page * PAGE as u64, &mut bytes);
     bytes
 }
 
-/// Pages that hold something, but nothing that a client wrote.
+/// Returns pages that hold something that no client wrote.
 fn metadata(medium: &Medium, blends: &Blends) -> Vec<u64> {
     let written = |sector: &[u8]| !is_zero(sector) && !matches!(blends.trace(sector), Found::Foreign(_));
     let foreign = |page: &u64| {

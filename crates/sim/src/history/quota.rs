@@ -1,4 +1,4 @@
-//! Quotas: what volumes refer to stays within them whatever happens, and they last.
+//! Quotas: volumes never refer to more than their quotas, and quotas are durable.
 
 use forkdisk::Mode;
 
@@ -11,17 +11,17 @@ use crate::rng::Rng;
 
 const PAGE: u64 = 4096;
 
-/// A volume's quota, as it was set last.
+/// A volume's last quota.
 #[derive(Clone, Copy)]
 pub(super) struct Quota {
     bytes: u64,
-    /// What the volume may refer to at most: the quota, or what it held when that was set.
+    /// Most bytes the volume may refer to: the quota, or what it held when that was set.
     most: u64,
 }
 
 impl Run<'_> {
-    /// A quota above, at or below what the volume refers to, or none. Nothing else runs meanwhile: what
-    /// the volume held then is known.
+    /// Sets a quota above, at or below what the volume refers to, or none. Nothing else runs meanwhile, so
+    /// that what the volume held then is known.
     pub(super) fn set_quota(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         self.drain()?;
         self.judge_quotas()?;
@@ -47,7 +47,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every quota is what it was set to, and nobody is past it. To be asked when nothing is in flight.
+    /// Checks that every quota has its last value and that no volume exceeds it. Must be called when nothing
+    /// is in flight.
     pub(super) fn judge_quotas(&mut self) -> Result<(), Violation> {
         self.quotas.retain(|&key, _| self.model.get(key).is_some());
         if self.session.pool.info().mode == Mode::Failed || !self.trouble.unsure.is_empty() {
@@ -68,14 +69,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A snapshot may hold more than the volume's quota: a rollback to it may, too.
+    /// A snapshot may hold more than the volume's quota, and so may a rollback to it.
     pub(super) fn forgive_quota(&mut self, key: Key) {
         if let Some(quota) = self.quotas.get_mut(&key) {
             quota.most = u64::MAX;
         }
     }
 
-    /// Whether a write to one of these volumes may be refused for its quota.
+    /// Whether a write to one of these volumes may be refused because of its quota.
     pub(super) fn has_quota(&self, keys: &[Key]) -> bool {
         keys.iter().any(|key| self.quotas.contains_key(key))
     }

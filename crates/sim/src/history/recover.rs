@@ -1,7 +1,7 @@
-//! Opening what a crash has left, and comparing all of it with the model.
+//! Opening the result of a crash, and comparing all of it with the model.
 //!
-//! Recovery itself is cut now and then and started over. Whatever was in flight is resolved by
-//! what is found; from then on the model knows only that.
+//! Recovery itself is sometimes cut and started over. The findings resolve everything that was in flight;
+//! from then on the model knows only them.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -16,13 +16,13 @@ use crate::model::{Applied, Control, Key, Listing, Model, PREFIX, Pending, Rule}
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
-/// How long something acknowledged may wait, in runs with memory that outlives the process.
+/// The commit interval, in runs with memory that outlives the process.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Steps after which a single call is given up on.
+/// Limit of steps of a single call.
 pub const PATIENCE_STEPS: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
 const STRIDE_BYTES: u64 = 256 << 10;
-/// Volumes up to this size are read whole.
+/// Volumes up to this size are read completely.
 const WHOLE_BYTES: u64 = 2 << 20;
 
 /// One life of the engine: an executor, a disk and the open pool.
@@ -33,28 +33,28 @@ pub struct Session {
     pub disk: SimDisk,
     /// The pool.
     pub pool: Pool<SimDisk>,
-    /// What outlives the process, if anything does.
+    /// The memory that outlives the process, if there is any.
     pub memory: Option<VolatileMemory>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Tasks hold the pool and the pool holds the executor: somebody has to cut the knot. Not
-        // after a panic, though: the tasks may be in no state to be dropped, and leak instead.
+        // Tasks hold the pool and the pool holds the executor: the cycle must be broken here. Not after a
+        // panic, though: the tasks may be in no state to be dropped, and leak instead.
         if !std::thread::panicking() {
             self.exec.halt();
         }
     }
 }
 
-/// How a recovery is to be carried out.
+/// How a recovery is carried out.
 #[derive(Clone, Copy, Debug)]
 pub struct Entrance {
-    /// What its choices follow from.
+    /// The seed of its choices.
     pub seed: u64,
     /// How often it may be cut and started over.
     pub cuts: u32,
-    /// Whether to cut the power again afterwards and see that a second recovery finds the same.
+    /// Whether to cut the power again afterwards and check that a second recovery finds the same.
     pub again: bool,
 }
 
@@ -62,19 +62,19 @@ pub struct Entrance {
 pub struct Recovered {
     /// The running pool.
     pub session: Session,
-    /// What it holds.
+    /// Its contents.
     pub model: Model,
 }
 
-/// Bytes of the memory that outlives the process: little, so that it is full now and then.
+/// Bytes of the memory that outlives the process: few, so that it is sometimes full.
 const MEMORY_BYTES: usize = MIN_VOLATILE_BYTES;
 
-/// New memory that outlives the process, if the run has any.
+/// Returns new memory that outlives the process, if the run has any.
 pub fn new_memory(lasting: bool) -> Option<VolatileMemory> {
     lasting.then(|| VolatileMemory::new(vec![0; MEMORY_BYTES]))
 }
 
-/// The options that go with such memory.
+/// Returns the options that go with such memory.
 pub fn lasting_options(memory: Option<&VolatileMemory>) -> OpenOptions {
     let log = |memory: &VolatileMemory| VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
     OpenOptions {
@@ -84,24 +84,23 @@ pub fn lasting_options(memory: Option<&VolatileMemory>) -> OpenOptions {
     }
 }
 
-/// The options a run opens its pool with.
+/// Returns the options a run opens its pool with.
 pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
     OpenOptions {
         cache: setup.cache,
         dirty: setup.dirty,
         when_full: setup.when_full,
         discard: setup.discard,
-        // Times of changes are records of their own.
+        // Times of changes are separate records.
         clock: mix(&[setup.seed, 41]).is_multiple_of(3).then_some(|| 1),
         ..lasting_options(memory)
     }
 }
 
-/// Opens `medium`, verifies everything against `model` and the control operations that were in
-/// flight, and adopts what is found.
+/// Opens `medium`, verifies everything against `model` and the control operations that were in flight, and
+/// adopts the findings.
 ///
-/// # Errors
-/// The promise that is broken.
+/// # Errors The promise that is broken.
 pub fn recover(
     setup: &Setup,
     (medium, memory): (&Medium, Option<&VolatileMemory>),
@@ -130,8 +129,8 @@ pub fn recover(
     })
 }
 
-/// Opens the pool, now and then cutting the power on the way, or, where memory is left that would be gone with it,
-/// killing the process.
+/// Opens the pool, and sometimes cuts the power during that, or, if memory is left that a power cut would
+/// lose, kills the process.
 fn open(
     setup: &Setup,
     (medium, memory): (&Medium, Option<&VolatileMemory>),
@@ -149,9 +148,9 @@ fn open(
             let reach = *rng.pick(&[8, 40, 200]);
             let steps = 1 + rng.below(reach);
             if rng.one_in(3) {
-                // What fails while it is being opened must do no more harm than the cut that follows.
+                // Failures during the open must do no more harm than the cut that follows.
                 let on = *rng.pick(&[Request::Read, Request::Write, Request::Flush]);
-                // After a failed flush the memory counts no more.
+                // After a failed flush the memory is no longer valid.
                 let on = if memory.is_some() && on == Request::Flush { Request::Write } else { on };
                 disk.arm(Fault { on, harm: ReadDamage::Eio, when: When::Once(1 + rng.below(12)), within: None });
             }
@@ -160,10 +159,10 @@ fn open(
             let options = open_options(setup, memory.as_ref());
             let writes = rng.one_in(2);
             exec.spawn(Box::pin(async move {
-                // Keeps the pool open, so that its background work goes on until the cut.
+                // Keeps the pool open, so that its background work continues until the cut.
                 let pool = Pool::open(device, runtime, options).await;
                 if writes && let Ok(pool) = &pool {
-                    // The first superblocks of this life, and no change of what the pool shows.
+                    // The first superblocks of this life, without a visible change of the pool.
                     let _ = pool.checkpoint().await;
                 }
                 std::future::pending::<()>().await;
@@ -228,7 +227,7 @@ impl Session {
         start(setup, exec, disk)
     }
 
-    /// What the pool lists, but for names that are changed by calls which end at once.
+    /// Returns what the pool lists, without names that are changed by calls that end at once.
     pub fn listing(&self) -> Listing {
         let all = self.pool.list().into_iter().filter(|v| !v.name.starts_with(PREFIX));
         all.map(|v| (v.name, v.size)).collect()
@@ -236,8 +235,7 @@ impl Session {
 
     /// Runs the engine's own verification.
     ///
-    /// # Errors
-    /// P6 if it finds fault.
+    /// # Errors P6 if it finds an error.
     pub fn check(&self) -> Result<(), Violation> {
         let pool = self.pool.clone();
         let report = self.exec.run(PATIENCE_STEPS, async move { pool.check().await })?;
@@ -248,10 +246,9 @@ impl Session {
         self.contract()
     }
 
-    /// That every device request was well-formed.
+    /// Checks that every device request was well-formed.
     ///
-    /// # Errors
-    /// The first that was not.
+    /// # Errors The first that was not.
     pub fn contract(&self) -> Result<(), Violation> {
         self.disk.misuse().map_or(Ok(()), |what| Err(Violation::new("contract", what)))
     }
@@ -269,10 +266,9 @@ impl Session {
         Ok(buf)
     }
 
-    /// Compares a whole volume with the model, and lets the model adopt it if told to.
+    /// Compares a whole volume with the model, and lets the model adopt it if `adopt` is set.
     ///
-    /// # Errors
-    /// The first sector that is wrong.
+    /// # Errors The first sector that is wrong.
     pub fn compare(&self, model: &mut Model, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
         let (name, size) = (model.name(key), model.get(key).map_or(0, |v| v.size));
         for (offset, len) in self.stretches(model, key, &name, size)? {
@@ -285,8 +281,8 @@ impl Session {
         Ok(())
     }
 
-    /// What of a volume has to be read: all of it, but of a large one only what either side says is
-    /// not a hole.
+    /// Returns the ranges of a volume to read: all of it, but of a large one only what either side does not
+    /// report as a hole.
     fn stretches(&self, model: &Model, key: Key, name: &str, size: u64) -> Result<Vec<(u64, u64)>, Violation> {
         if size <= WHOLE_BYTES {
             return Ok((0..size).step_by(STRIDE_BYTES as usize).map(|at| (at, STRIDE_BYTES.min(size - at))).collect());
@@ -327,7 +323,7 @@ pub fn judge(report: &CheckReport) -> Result<(), Violation> {
     Err(Violation::new("P6", what))
 }
 
-/// Compares everything, resolving what was in flight by what is found.
+/// Compares everything; the findings resolve what was in flight.
 fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model, Violation> {
     let found = session.listing();
     let mut model = model.clone();
@@ -349,7 +345,7 @@ fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model
             rolled.apply(p);
             let before = session.compare(&mut model.clone(), key, Rule::Crash, false);
             if before.is_err() {
-                // Neither the one nor the other: the second comparison below says so.
+                // Neither of both: the second comparison below reports it.
                 model = rolled;
             }
         }

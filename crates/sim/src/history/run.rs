@@ -1,5 +1,5 @@
-//! One run: operations go in, acknowledgements come back, the model judges them, and at some steps
-//! the power is cut beside the run to see what a crash would leave.
+//! One run: operations are submitted, acknowledgements return, the model judges them, and at some steps the
+//! power is cut beside the run to see what a crash would leave.
 //!
 //! Side crashes never disturb the run itself: what they do follows from the seed and the step.
 
@@ -28,7 +28,7 @@ use crate::rng::{Rng, mix};
 /// Where the superblocks lie.
 const SUPERBLOCKS: std::ops::Range<u64> = 0..1 << 20;
 
-/// Steps after which a pool that should be at rest is not waited for any more.
+/// Limit of steps that a pool gets to come to rest.
 const REST_STEPS: u32 = 20_000;
 
 /// A single side crash, for replay: at this step, under this mask.
@@ -40,10 +40,10 @@ pub struct CrashPoint {
     pub mask: Option<u64>,
 }
 
-/// With more bytes free than this nobody waits for space, nor has waited lately.
+/// With more bytes free than this no operation waits for space, nor has waited lately.
 const AMPLE_BYTES: u64 = 8 << 20;
 
-/// What an operation in flight is about.
+/// What an operation in flight does.
 pub(super) enum OperationState {
     /// Reads this range; unchecked if the volume was rolled back meanwhile.
     Read { key: Key, offset: u64, vague: bool },
@@ -55,7 +55,7 @@ pub(super) enum OperationState {
     Control(Pending),
     /// Writes a volume without a name.
     Unnamed,
-    /// Gives one a name.
+    /// Names a volume without a name.
     Naming,
     /// Waits until changes of names outlive the process.
     Keeping,
@@ -63,14 +63,14 @@ pub(super) enum OperationState {
     Upkeep(&'static str),
 }
 
-/// What an operation may not fail with.
+/// Errors that an operation must not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AllowedFailure {
-    /// ENOSPC is fine when the pool is full.
+    /// ENOSPC is allowed when the pool is full.
     Nothing,
     /// It needs no space: ENOSPC breaks P9.
     Space,
-    /// It needs no space, and may leave things as they are when the pool is full.
+    /// It needs no space, and may change nothing when the pool is full.
     Discard,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Inflight {
     pub text: String,
 }
 
-/// What an operation came back with.
+/// The outcome of an operation.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub error: Option<Error>,
@@ -108,9 +108,9 @@ pub struct Run<'a> {
     pub(super) trouble: Trouble,
     pub(super) cursors: BTreeMap<Key, u64>,
     pub(super) quotas: BTreeMap<Key, Quota>,
-    /// Where the writes in flight go.
+    /// The ranges of the writes in flight.
     pub(super) places: BTreeMap<u64, Place>,
-    /// What is to be read once more when a write has ended: it must not change any more.
+    /// Ranges that are read once more when a write has ended: they must not change any more.
     suspects: Vec<(u64, Key, Place)>,
     pub(super) names: u32,
     /// Volumes without a name.
@@ -126,12 +126,12 @@ pub struct Run<'a> {
     pub(super) seen: FxHashSet<u64>,
     aim: Option<CrashPoint>,
     log: Option<Vec<String>>,
-    /// What a process left in memory, of a pool that was opened elsewhere since.
+    /// Memory left by a process, of a pool that was opened elsewhere since.
     stale: Option<VolatileMemory>,
 }
 
-/// Runs a history. With an aim only that one side crash is tried. Returns the numbers, the
-/// violation if there was one, and the account of what happened if it was asked for.
+/// Runs a history. With an aim only that one side crash is tried. Returns the statistics, the violation if
+/// there was one, and the account of what happened if it was requested.
 pub fn run_history(
     setup: &Setup,
     ops: &[Op],
@@ -142,7 +142,7 @@ pub fn run_history(
 }
 
 impl<'a> Run<'a> {
-    /// Makes a pool, does what `f` says, and reports.
+    /// Creates a pool, runs `f`, and reports.
     pub(super) fn conduct(
         setup: &Setup,
         aim: Option<CrashPoint>,
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Starts an operation; its outcome is taken up at the step in which it ends.
+    /// Starts an operation; its outcome is processed at the step in which it ends.
     pub(super) fn submit(
         &mut self,
         doing: OperationState,
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
         }));
     }
 
-    /// Runs one executor step and takes up what has ended.
+    /// Runs one executor step and processes what has ended.
     pub(super) fn step(&mut self) -> Result<Step, Violation> {
         let ran = self.session.exec.step();
         if ran == Step::Idle {
@@ -267,7 +267,8 @@ impl<'a> Run<'a> {
         Ok(ran)
     }
 
-    /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
+    /// Checks that neighbouring writes reach the disk in the order of acceptance, except those that find no
+    /// space.
     fn judge_order(&mut self) -> Result<(), Violation> {
         let ample = self.session.pool.info().unused > AMPLE_BYTES && !self.session.disk.may_lack_room();
         match self.session.disk.order().broken(ample) {
@@ -276,13 +277,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The number of the operation submitted last.
+    /// Returns the number of the operation submitted last.
     pub(super) fn last(&self) -> u64 {
         self.next - 1
     }
 
-    /// Something was frozen while writes to it were in flight: what it shows of them now is what it
-    /// has to show when they have ended.
+    /// A snapshot was taken while writes to its volume were in flight: what it shows of them now it must show
+    /// when they have ended.
     fn suspect(&mut self, pending: &Pending) -> Result<(), Violation> {
         let news = pending.news();
         let beside = |o: &Inflight| news.iter().any(|(source, _)| o.keys.first() == Some(source));
@@ -302,7 +303,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Steps until nothing in flight matches.
+    /// Runs steps until nothing in flight matches.
     pub(super) fn wait(&mut self, matches: impl Fn(&Inflight) -> bool) -> Result<(), Violation> {
         while self.inflight.values().any(&matches) {
             self.step()?;
@@ -310,7 +311,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Steps until nothing is in flight.
+    /// Runs steps until nothing is in flight.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
         self.wait(|_| true)
     }
@@ -353,21 +354,22 @@ impl<'a> Run<'a> {
             ended.into_iter().try_for_each(|(_, key, place)| self.probe(key, place))?;
         }
         let now = self.model.now();
-        // What may or may not have happened shows what there was then, however late that is found out.
+        // A snapshot that may or may not have been taken shows the contents of that time, however late that
+        // is found out.
         let unsure = self.trouble.unsure.iter().map(|p| p.start);
         let oldest = self.inflight.values().map(|op| op.start).chain(unsure).min().unwrap_or(now);
         self.model.set_horizon(oldest);
         Ok(())
     }
 
-    /// A control operation was refused. In a failed pool only the next opening tells.
+    /// A control operation was refused. In a failed pool only the next open tells whether it happened.
     fn not_done(&mut self, pending: &Pending) {
         if self.session.pool.info().mode == Mode::Failed {
             self.trouble.unsure.push(pending.clone());
         }
     }
 
-    /// Control operations that may or may not have happened.
+    /// Returns the control operations that may or may not have happened.
     pub(super) fn pending(&self) -> Vec<Pending> {
         let flying = self.inflight.values().filter_map(|op| match &op.doing {
             OperationState::Control(pending) => Some(pending.clone()),
@@ -415,13 +417,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// One side crash in so many steps: more while the superblocks change.
+    /// Returns the average number of steps between side crashes: fewer while the superblocks change.
     fn cut_every(&self) -> u64 {
         let turning = self.session.disk.is_writing(&SUPERBLOCKS);
         if turning { self.setup.cut_every.min(40) } else { self.setup.cut_every }
     }
 
-    /// The masks that a run tries at one of its own side crashes.
+    /// Returns the masks that a run tries at one of its own side crashes.
     fn masks(&self, draw: u64) -> Vec<u64> {
         let mut rng = Rng::new(draw);
         (0..self.setup.masks)
@@ -434,14 +436,14 @@ impl<'a> Run<'a> {
             .collect()
     }
 
-    /// Cuts the power (or kills the process) of the run itself, recovers and goes on.
+    /// Cuts the power (or kills the process) of the run itself, recovers and continues.
     pub(super) fn cut(&mut self, kind: Crash, mask: u64) -> Result<(), Violation> {
         let draw = mix(&[mask, self.step]);
         let kind = if self.setup.lasting && draw.is_multiple_of(3) { Crash::Kill } else { kind };
         let has_rested = self.setup.lasting && kind == Crash::Power && draw.is_multiple_of(2) && self.rest()?;
         let has_rested = has_rested && self.session.pool.info().mode != Mode::Failed;
         let mut memory = self.memory_after(kind, draw);
-        // Now and then the pool is opened elsewhere, and comes back to what was left here.
+        // Sometimes the pool is opened elsewhere, and returns to the memory that was left here.
         let elsewhere = memory.is_some() && mix(&[draw, 3]).is_multiple_of(4);
         if elsewhere {
             self.stale = memory.take();
@@ -472,7 +474,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The memory that a crash of this kind leaves, which it may have been writing to. A failed flush leaves none.
+    /// Returns the memory that a crash of this kind leaves, possibly during a write to it. A failed flush
+    /// leaves none.
     fn memory_after(&self, kind: Crash, draw: u64) -> Option<VolatileMemory> {
         let memory = self.session.memory.as_ref().filter(|_| kind == Crash::Kill)?;
         if self.session.disk.flush_faults_hit() > 0 {
@@ -485,7 +488,7 @@ impl<'a> Run<'a> {
         Some(memory)
     }
 
-    /// The model of a crash that takes nothing acknowledged.
+    /// Returns the model of a crash that loses nothing acknowledged.
     fn with_all_acknowledged(&self) -> Model {
         let mut model = self.model.clone();
         let now = model.tick();
@@ -496,7 +499,7 @@ impl<'a> Run<'a> {
         model
     }
 
-    /// Makes no requests until nothing happens by itself any more; false if that takes too long.
+    /// Submits no requests until nothing happens any more; returns false if that takes too long.
     fn rest(&mut self) -> Result<bool, Violation> {
         self.drain()?;
         for _ in 0..REST_STEPS {
@@ -507,7 +510,7 @@ impl<'a> Run<'a> {
         Ok(false)
     }
 
-    /// Forgets all that belonged to the last life of the engine.
+    /// Forgets all state of the last life of the engine.
     pub(super) fn forget_session(&mut self) {
         self.done = Rc::default();
         self.gathers = Rc::default();
@@ -519,7 +522,7 @@ impl<'a> Run<'a> {
         self.trouble = Trouble::default();
     }
 
-    /// What every acknowledgement and refusal has to obey.
+    /// Checks the rules for every acknowledgement and refusal.
     fn judge_outcome(&mut self, op: &Inflight, outcome: &Outcome) -> Result<(), Violation> {
         let Some(error) = &outcome.error else {
             return self.judge_success(op);
@@ -541,10 +544,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Makes an empty pool of `size` bytes.
+/// Creates an empty pool of `size` bytes.
 ///
-/// # Errors
-/// P6 if that fails.
+/// # Errors P6 if that fails.
 pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 8]));
     let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));

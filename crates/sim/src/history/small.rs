@@ -1,7 +1,7 @@
-//! Short histories explored in full: a crash at every step, under every mask of the rule.
+//! Short histories explored completely: a crash at every step, under every mask of the rule.
 //!
-//! Volume `a` has four pages, three of them written, and a snapshot `a@0` that shares them; `b` has
-//! four pages, one of them written. Operations run one after the other.
+//! Volume `a` has four pages, three of them written, and a snapshot `a@0` that shares them; `b` has four
+//! pages, one of them written. Operations run in sequence.
 
 use super::place::Place;
 use super::recover::{Entrance, recover};
@@ -12,7 +12,7 @@ use crate::model::{Control, Key};
 use crate::rng::mix;
 
 const PAGE: u64 = 4096;
-/// Most masks tried at one crash point; where the rule has more, they are spread over it.
+/// Most masks tried at one crash point; if the rule has more, they are spread over all.
 const MAX_MASKS: u64 = 600;
 
 /// One operation with a fixed meaning.
@@ -44,7 +44,7 @@ pub enum Small {
 }
 
 impl Small {
-    /// All of them.
+    /// All operations.
     pub const ALL: &'static [Small] = &[
         Small::Write,
         Small::WriteFua,
@@ -70,7 +70,7 @@ impl Small {
         Small::Reopen,
     ];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Small::Write => "write",
@@ -98,7 +98,7 @@ impl Small {
         }
     }
 
-    /// The operation of this name.
+    /// Returns the operation with this name.
     pub fn from_name(name: &str) -> Option<Small> {
         Small::ALL.iter().copied().find(|op| op.name() == name)
     }
@@ -144,7 +144,7 @@ pub fn run_small(
             run.drain()?;
         }
         for _ in 0..40 {
-            // Background work goes on after the acknowledgement.
+            // Background work continues after the acknowledgement.
             run.step()?;
         }
         run.watch = None;
@@ -152,7 +152,7 @@ pub fn run_small(
     })
 }
 
-/// The watch over every step of an operation.
+/// Tries crashes at every step of an operation.
 pub(super) struct Watch {
     aim: Option<CrashPoint>,
     disk: u64,
@@ -160,7 +160,7 @@ pub(super) struct Watch {
 }
 
 impl Run<'_> {
-    /// The volume that began as `a`, whatever it is called now.
+    /// The volume that began as `a`, whatever its name is now.
     const A: Key = 1;
     /// The volume that began as `b`.
     const B: Key = 2;

@@ -1,9 +1,9 @@
-//! Successions: a volume is filled, forked, changed in part and deleted, and its heir is forked again, so that
-//! two volumes have tables of their own above leaves that they share, with the place free that the leaves' pages
-//! came from. Then one of them gives blocks up while the other is gathered and written.
+//! Successions: a volume is filled, forked, changed in part and deleted, and its heir is forked again, so
+//! that two volumes have separate tables above leaves that they share, while the original place of the
+//! leaves' pages is free. Then one of them releases blocks while the other is gathered and written.
 //!
-//! Random operations hardly ever come to this in this order. Each operation takes a succession one step on;
-//! what else goes on in a history gets in between, and now and then a step is left out.
+//! Random operations hardly ever produce this order. Each operation advances a succession by one step; the
+//! rest of the history runs in between, and sometimes a step is left out.
 
 use super::Violation;
 use super::op::{Kind, MAX_WRITES, Op};
@@ -15,15 +15,15 @@ use crate::rng::{Rng, mix};
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 1 << 20;
 
-/// What comes next, and whom it concerns, by name.
+/// The next step, and the names of the members.
 #[derive(Default)]
 pub(super) struct CloneSuccession {
     step: u8,
     /// The one that is deleted, its clone, and the clone of that.
     names: [String; 3],
-    /// Blocks that each of them has.
+    /// Blocks of each of them.
     blocks: u64,
-    /// The block that is given up.
+    /// The block that is released.
     block: u64,
 }
 
@@ -36,12 +36,12 @@ enum Who {
 }
 
 impl Run<'_> {
-    /// The next step of the succession.
+    /// Runs the next step of the succession.
     pub(super) fn clone(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let step = self.succession.step;
         self.succession.step = (step + 1) % 13;
-        // What makes the volumes is never left out.
+        // Steps that create the volumes are never left out.
         if !matches!(step, 0 | 2 | 6) && rng.one_in(16) {
             return Ok(());
         }
@@ -77,7 +77,7 @@ impl Run<'_> {
         self.drain()
     }
 
-    /// Does something to a member that is there and that nothing is in the way of.
+    /// Calls `f` with a member that exists and that nothing blocks.
     fn by(&mut self, who: Who, f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>) -> Result<(), Violation> {
         let name = &self.succession.names[who as usize];
         let mut volumes = place::volumes(&self.model).into_iter();
@@ -111,7 +111,7 @@ impl Run<'_> {
         (0..MAX_WRITES).try_for_each(|i| self.touch(op, key, i % self.succession.blocks, i))
     }
 
-    /// Writes one page of a block; each write of an operation has pages of its own.
+    /// Writes one page of a block; each write of an operation has different pages.
     fn touch(&mut self, op: &Op, key: Key, block: u64, i: u64) -> Result<(), Violation> {
         let page = Rng::new(mix(&[op.draws[2], i])).below(256 / MAX_WRITES) * MAX_WRITES + i;
         self.write_one(op, key, Place { offset: block * BLOCK + page * PAGE, len: PAGE }, i)
@@ -127,7 +127,7 @@ impl Run<'_> {
         self.write(&one, key, place.within(self.size(key)), AllowedFailure::Nothing)
     }
 
-    /// The heir gives up a block just before that is gathered for its clone, or at any time, and the clone is
+    /// The heir releases a block just before that is gathered for its clone, or at any time, and the clone is
     /// written there.
     fn give_up(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
         let offset = self.succession.block * BLOCK;
@@ -153,7 +153,7 @@ impl Run<'_> {
         self.write_given_up(op, rng)
     }
 
-    /// Steps until somebody who gathers has come to this byte, or nobody gathers any more.
+    /// Runs steps until a gathering call has reached this byte, or none is left.
     fn until_gathered(&mut self, to: u64) -> Result<(), Violation> {
         while self.gathers.to.get() < to && self.inflight.values().any(|o| o.text.starts_with("gather")) {
             self.step()?;
@@ -161,7 +161,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Single pages, one after the other.
+    /// Writes single pages in sequence.
     fn write_given_up(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
         let block = self.succession.block;
         for i in 0..MAX_WRITES {
@@ -171,7 +171,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Some steps, few more often than many.
+    /// Runs some steps, few more often than many.
     fn let_go_on(&mut self, rng: &mut Rng) -> Result<(), Violation> {
         let most = 4 << rng.below(4);
         for _ in 0..rng.below(most) {

@@ -6,7 +6,7 @@ use super::copying;
 use crate::disk::SimDisk;
 use crate::model::{Control, Key};
 
-/// A flush that the host has no room for is tried again: what it was to make durable has been done.
+/// Retries a flush that the host has no space for: what it makes durable has already been done.
 async fn flush(pool: &Pool<SimDisk>) -> Result<(), Error> {
     loop {
         match pool.flush().await {
@@ -16,14 +16,14 @@ async fn flush(pool: &Pool<SimDisk>) -> Result<(), Error> {
     }
 }
 
-/// As a file system does it: while it is open, published at once, made durable by a flush.
+/// As a file system does it: while the volume is open, published at once, made durable by a flush.
 async fn replace(pool: &Pool<SimDisk>, volume: &str, source: &str) -> Result<(), Error> {
     let (volume, source) = (pool.volume(volume)?, pool.volume(source)?);
     volume.replace_with(&source).await?;
     flush(pool).await
 }
 
-/// The one that goes is open or not.
+/// The replaced volume is open or not.
 async fn usurp(pool: &Pool<SimDisk>, from: &str, to: &str) -> Result<(), Error> {
     let open = (to.len().is_multiple_of(2)).then(|| pool.volume(to)).transpose()?;
     pool.rename_file(from, to, true)?;
@@ -55,7 +55,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// In the engine's terms; `name` tells the names.
+    /// Translates a control operation; `name` returns the names.
     pub fn of(control: &Control, name: impl Fn(&Key) -> String) -> Verb {
         match control {
             Control::Create(new, size) => Verb::Create(new.clone(), *size),
@@ -73,7 +73,7 @@ impl Verb {
         }
     }
 
-    /// Does it; it is durable when this returns. `copies`: most new volumes break sharing by copying.
+    /// Carries it out; it is durable when this returns. `copies`: most new volumes break sharing by copying.
     pub async fn carry_out(self, pool: &Pool<SimDisk>, copies: bool) -> Result<(), Error> {
         match self {
             Verb::Create(name, size) => {

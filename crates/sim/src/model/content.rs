@@ -1,4 +1,4 @@
-//! A volume's contents as sets of candidates: what each sector may hold, and since when.
+//! A volume's contents as sets of candidates: the values that each sector may hold, and since when.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::pattern::Value;
 
-/// Logical time: every event has its own.
+/// Logical time: every event has a distinct one.
 pub type Time = u64;
 
 /// Sectors in a page of the model.
@@ -25,19 +25,19 @@ pub struct Rec {
     pub end: Time,
     /// Whether it was acknowledged.
     pub ok: bool,
-    /// Whether it is durable by itself: FUA, acknowledged.
+    /// Whether it is durable without a flush: FUA, acknowledged.
     pub durable: bool,
 }
 
-/// The operation before all others, from which all settled values come.
+/// The operation before all others, the source of all settled values.
 pub const SETTLED: RecId = 0;
 
-/// A value that a sector may hold, and the operation that put it there.
+/// A value that a sector may hold, and the operation that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// What it holds.
+    /// The value.
     pub value: Value,
-    /// By which operation.
+    /// The operation.
     pub rec: RecId,
 }
 
@@ -48,13 +48,12 @@ type Page = [Cell; SECTORS_PER_PAGE as usize];
 const FAN_PAGES: usize = 64;
 type Group = [Option<Rc<Page>>; FAN_PAGES];
 
-/// A sector that holds exactly `value`.
+/// Returns a sector that holds exactly `value`.
 pub fn settled(value: Value) -> Cell {
     smallvec![Version { value, rec: SETTLED }]
 }
 
-/// Contents of a volume or snapshot; a clone shares all pages, so that even one of a huge volume
-/// costs little.
+/// Contents of a volume or snapshot; a clone shares all pages, so that cloning a huge volume costs little.
 #[derive(Clone, Default)]
 pub struct Content {
     groups: Vec<Option<Rc<Group>>>,
@@ -62,7 +61,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// The sector's versions; `None` means zeroes, settled.
+    /// Returns the sector's versions; `None` means zeroes, settled.
     pub fn cell(&self, sector: u64) -> Option<&Cell> {
         Some(&self.page(sector)?[(sector % SECTORS_PER_PAGE) as usize])
     }
@@ -72,13 +71,13 @@ impl Content {
         self.groups.get(at / FAN_PAGES)?.as_ref()?[at % FAN_PAGES].as_deref()
     }
 
-    /// The sector's versions, written out.
+    /// Returns a copy of the sector's versions.
     pub fn versions(&self, sector: u64) -> Cell {
         self.cell(sector).cloned().unwrap_or_else(|| settled(Value::ZERO))
     }
 
-    /// The sector's versions, to be changed. [`settle`](Self::settle) or [`mark`](Self::mark) its
-    /// page afterwards.
+    /// Returns the sector's versions for changes. Call [`settle`](Self::settle) or [`mark`](Self::mark) on
+    /// its page afterwards.
     pub fn cell_mut(&mut self, sector: u64) -> &mut Cell {
         let at = (sector / SECTORS_PER_PAGE) as usize;
         if self.groups.len() <= at / FAN_PAGES {
@@ -101,7 +100,7 @@ impl Content {
         self.unsettled.insert(sector / SECTORS_PER_PAGE);
     }
 
-    /// First sectors of the pages that may hold more than one settled version.
+    /// Returns the first sectors of the pages that may hold more than one settled version.
     pub fn unsettled(&self) -> Vec<u64> {
         self.unsettled.iter().map(|p| p * SECTORS_PER_PAGE).collect()
     }
@@ -111,7 +110,7 @@ impl Content {
         self.page(sector).is_none()
     }
 
-    /// First sectors of the pages that were written, in rising order.
+    /// Returns the first sectors of the pages that were written, in ascending order.
     pub fn written(&self) -> Vec<u64> {
         let groups = self.groups.iter().enumerate().filter_map(|(g, group)| Some((g, group.as_ref()?)));
         let pages = groups
@@ -119,12 +118,12 @@ impl Content {
         pages.map(|page| page as u64 * SECTORS_PER_PAGE).collect()
     }
 
-    /// Whether nothing in the page of this sector is in doubt.
+    /// Whether the page of this sector has no uncertain contents.
     pub fn is_settled(&self, sector: u64) -> bool {
         !self.unsettled.contains(&(sector / SECTORS_PER_PAGE))
     }
 
-    /// Drops versions that can never show again, in every unsettled page.
+    /// Drops versions that can never be read again, in every unsettled page.
     pub fn settle(&mut self, mut prune: impl FnMut(&mut Cell)) {
         for page in std::mem::take(&mut self.unsettled) {
             let mut open = false;

@@ -1,4 +1,4 @@
-//! Control operations in the model: each happens as a whole.
+//! Control operations in the model: each happens completely or not at all.
 
 use super::content::{Cell, Content, SETTLED, Time, Version, settled};
 use super::{Bad, Key, Listing, Model, Rule, SECTORS_PER_PAGE, Volume};
@@ -7,39 +7,39 @@ use crate::pattern::{SECTOR, Value};
 /// A control operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// A new volume of this name and size.
+    /// Creates a volume with this name and size.
     Create(String, u64),
     /// Snapshots of several volumes at one instant, each with its short name.
     Snapshot(Vec<(Key, String)>),
-    /// A new volume with the contents of another or of a snapshot.
+    /// Creates a volume with the contents of another or of a snapshot.
     Clone(Key, String),
     /// A volume gets the contents of its snapshot.
     Rollback(Key, Key),
-    /// A volume gets a new name.
+    /// Renames a volume.
     Rename(Key, String),
-    /// A volume gets a new size.
+    /// Resizes a volume.
     Resize(Key, u64),
-    /// All of them go.
+    /// Deletes all of them.
     Delete(Vec<Key>),
     /// A volume gets the contents and the size of another or of a snapshot.
     Replace(Key, Key),
-    /// A volume takes the name of another, which goes.
+    /// A volume takes the name of another, which is deleted.
     Usurp(Key, Key),
 }
 
 /// A control operation that has started.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// What it does.
+    /// The operation.
     pub control: Control,
     /// When it started.
     pub start: Time,
-    /// The numbers that what it makes will have.
+    /// The keys of what it creates.
     keys: Vec<Key>,
 }
 
 impl Pending {
-    /// What it makes of what: (source, copy).
+    /// Returns what it creates of what: (source, copy).
     pub fn news(&self) -> Vec<(Key, Key)> {
         match &self.control {
             Control::Snapshot(sources) => sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect(),
@@ -49,19 +49,19 @@ impl Pending {
     }
 }
 
-/// Whether an interrupted control operation took place.
+/// Whether an interrupted control operation happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// It did.
     Yes,
     /// It did not.
     No,
-    /// The names and sizes do not tell; the contents must.
+    /// Names and sizes do not tell; the contents must.
     Unknown,
 }
 
-/// When a group of snapshots was taken: after the start of every write that it shows and before
-/// the end of every write that it does not show. Both bounds tighten as contents are seen.
+/// When a group of snapshots was taken: after the start of every write that it shows and before the end of
+/// every write that it does not show. Reads tighten both bounds.
 #[derive(Clone)]
 pub(super) struct Instant {
     after: Time,
@@ -70,7 +70,7 @@ pub(super) struct Instant {
 }
 
 impl Model {
-    /// A control operation starts.
+    /// Starts a control operation.
     pub fn begin(&mut self, control: Control) -> Pending {
         let news = match &control {
             Control::Create(..) | Control::Clone(..) => 1,
@@ -82,7 +82,7 @@ impl Model {
         Pending { start: self.tick(), control, keys }
     }
 
-    /// A control operation took place some time between its start and now.
+    /// Applies a control operation, which happened some time between its start and now.
     pub fn apply(&mut self, pending: &Pending) {
         self.spread();
         self.tick();
@@ -140,14 +140,14 @@ impl Model {
         self.volumes.insert(key, Volume { name, of, size, shared: false, kin, content, flushed, instant: None });
     }
 
-    /// Notes that others refer to its contents; returns its size.
+    /// Notes that other volumes refer to its contents; returns its size.
     fn share(&mut self, key: Key) -> u64 {
         let volume = self.volumes.get_mut(&key).expect("a volume");
         volume.shared = true;
         volume.size
     }
 
-    /// The contents at some instant between `start` and now.
+    /// Captures the contents at some instant between `start` and now.
     fn capture(&self, source: Key, start: Time, target: Key, instant: &mut Instant) -> Content {
         let volume = &self.volumes[&source];
         let mut content = volume.content.clone();
@@ -164,7 +164,7 @@ impl Model {
         content
     }
 
-    /// A snapshot's sector that could have held several values was seen to hold this one.
+    /// Notes that a snapshot's sector that could have held several values was read as this one.
     pub(super) fn observe(&mut self, key: Key, sector: u64, value: Value) -> Result<(), Bad> {
         let volume = self.volumes.get_mut(&key).expect("a snapshot");
         *volume.content.cell_mut(sector) = settled(value);
@@ -195,7 +195,7 @@ impl Model {
         Err(Bad { promise: "P5", what })
     }
 
-    /// Writes in flight together with the rollback may come before or after it.
+    /// Rolls back; writes in flight at the same time may come before or after it.
     fn roll_back(&mut self, key: Key, snapshot: Key, start: Time) {
         let rec = self.start();
         self.recs[rec as usize].start = start;
@@ -219,10 +219,9 @@ impl Model {
         (volume.content, volume.size, volume.shared) = (content, size, true);
     }
 
-    /// Whether an interrupted control operation took place, as far as names and sizes tell.
+    /// Whether an interrupted control operation happened, as far as names and sizes tell.
     ///
-    /// # Errors
-    /// If it took place by half.
+    /// # Errors If it happened in part.
     pub fn applied(&self, pending: &Pending, found: &Listing) -> Result<Applied, Bad> {
         let (before, mut model) = (self.listing(), self.clone());
         model.apply(pending);

@@ -1,11 +1,11 @@
-//! The oracle: what every sector of every volume may hold, at any time and after any crash.
+//! The oracle: the contents that every sector of every volume may have, at any time and after any crash.
 //!
-//! A sector has one or more *versions*, each put there by an operation with a start and an end.
-//! A version can be read unless another one started after it had ended and was itself acknowledged
-//! before the read began. It can come back after a crash unless another one started after it had
-//! ended and is durable: acknowledged with FUA, or acknowledged before a flush was submitted that
-//! was acknowledged. Failed operations may or may not have happened, for ever. Control operations
-//! happen as a whole and are durable once acknowledged.
+//! A sector has one or more *versions*, each written by an operation with a start and an end. A version can
+//! be read unless another one started after it had ended and was itself acknowledged before the read began.
+//! It can return after a crash unless another one started after it had ended and is durable: acknowledged
+//! with FUA, or acknowledged before a flush was submitted that was acknowledged. Failed operations may or may
+//! not have happened, permanently. Control operations happen completely or not at all and are durable once
+//! acknowledged.
 
 mod content;
 mod control;
@@ -36,7 +36,7 @@ pub struct Volume {
     pub size: u64,
     /// Whether any of it may ever have been shared with another volume or snapshot.
     pub shared: bool,
-    /// Itself and all volumes that it ever got contents from.
+    /// Itself and all volumes that it ever received contents from.
     kin: BTreeSet<Key>,
     content: Content,
     flushed: Time,
@@ -44,13 +44,13 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// First sectors of the pages that were written, in rising order.
+    /// Returns the first sectors of the pages that were written, in ascending order.
     pub fn written(&self) -> Vec<u64> {
         self.content.written()
     }
 }
 
-/// What is put into a range.
+/// What is written to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The marks of this operation.
@@ -59,7 +59,7 @@ pub enum What {
     Zero,
 }
 
-/// Which versions may be seen.
+/// Which versions may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// By a read that began at this time.
@@ -68,16 +68,16 @@ pub enum Rule {
     Crash,
 }
 
-/// A sector that holds what it must not.
+/// A sector with illegal contents.
 #[derive(Clone, Debug)]
 pub struct Bad {
     /// The promise that is broken.
     pub promise: &'static str,
-    /// The sentence that says so.
+    /// The description.
     pub what: String,
 }
 
-/// Longest range, in sectors, of which each is looked at.
+/// Longest range, in sectors, that is examined sector by sector.
 const DENSE_SECTORS: u64 = 2048;
 
 #[derive(Clone)]
@@ -100,50 +100,50 @@ pub struct Model {
     blends: Blends,
     ranges: Vec<RangeClone>,
     instants: Vec<Instant>,
-    /// Names that are changed by calls which end at once.
+    /// Names that are changed by calls that end at once.
     pub names: Names,
 }
 
 impl Model {
-    /// A pool without volumes.
+    /// Creates a pool without volumes.
     pub fn new() -> Model {
         let first = Rec { start: 0, end: 0, ok: true, durable: true };
         Model { recs: vec![first], next_key: 1, ..Model::default() }
     }
 
-    /// The time of a new event.
+    /// Returns the time of a new event.
     pub fn tick(&mut self) -> Time {
         self.clock += 1;
         self.clock
     }
 
-    /// The time of the last event.
+    /// Returns the time of the last event.
     pub fn now(&self) -> Time {
         self.clock
     }
 
-    /// How many operations have been acknowledged or refused: until it rises, a crash may leave at
-    /// least what it might have left before.
+    /// Returns how many operations have been acknowledged or refused: until this increases, a crash may leave
+    /// at least everything it might have left before.
     pub fn acks(&self) -> u64 {
         self.acks
     }
 
-    /// Tells when the oldest operation in flight began: nothing older is asked for any more.
+    /// Sets when the oldest operation in flight began: nothing older is queried any more.
     pub fn set_horizon(&mut self, oldest: Time) {
         self.horizon = oldest;
     }
 
-    /// All volumes and snapshots.
+    /// Returns all volumes and snapshots.
     pub fn volumes(&self) -> impl Iterator<Item = (Key, &Volume)> {
         self.volumes.iter().map(|(&key, v)| (key, v))
     }
 
-    /// One volume or snapshot, if it exists.
+    /// Returns one volume or snapshot, if it exists.
     pub fn get(&self, key: Key) -> Option<&Volume> {
         self.volumes.get(&key)
     }
 
-    /// The full name: `volume` or `volume@snapshot`.
+    /// Returns the full name: `volume` or `volume@snapshot`.
     pub fn name(&self, key: Key) -> String {
         let Some(v) = self.volumes.get(&key) else {
             return format!("#{key}");
@@ -151,7 +151,7 @@ impl Model {
         v.of.map_or_else(|| v.name.clone(), |of| format!("{}@{}", self.name(of), v.name))
     }
 
-    /// Table of the bytes that values stand for.
+    /// Returns the table of the bytes that values stand for.
     pub fn blends(&self) -> &Blends {
         &self.blends
     }
@@ -162,7 +162,7 @@ impl Model {
         self.recs.len() as RecId - 1
     }
 
-    /// A write of `len` bytes starts (or a zeroing, for [`What::Zero`]).
+    /// Starts a write of `len` bytes (or a zeroing, for [`What::Zero`]).
     pub fn write(&mut self, key: Key, offset: u64, len: u64, what: What) -> RecId {
         let rec = self.start();
         for (sector, within) in sectors(offset, len) {
@@ -193,7 +193,7 @@ impl Model {
         volume.content.mark(sector);
     }
 
-    /// The bytes of a write, to be given to the engine.
+    /// Fills `out` with the bytes of a write, for the engine.
     pub fn bytes(&self, key: Key, offset: u64, op: u32, out: &mut [u8]) {
         let mut sector_bytes = [0; SECTOR];
         let mut at = 0;
@@ -205,7 +205,7 @@ impl Model {
         }
     }
 
-    /// A range clone starts. Offsets and length are whole sectors.
+    /// Starts a range clone. Offsets and length are whole sectors.
     pub fn clone_range(&mut self, source: (Key, u64), target: (Key, u64), len: u64) -> RecId {
         let rec = self.start();
         let s = SECTOR as u64;
@@ -221,7 +221,7 @@ impl Model {
         rec
     }
 
-    /// Lets range clones in flight see what has been written to their sources meanwhile.
+    /// Propagates what has been written meanwhile to the sources of range clones in flight.
     pub fn spread(&mut self) {
         for r in self.ranges.clone() {
             let since = Rule::Since(self.recs[r.rec as usize].start);
@@ -238,15 +238,15 @@ impl Model {
         }
     }
 
-    /// The sectors of a range clone of which anything is known on either side: a hole that stays one needs no
-    /// version, and most of a long range is holes.
+    /// Returns the sectors of a range clone of which anything is known on either side: a hole that stays one
+    /// needs no version, and most of a long range is holes.
     fn spoken_of(&self, range: &RangeClone) -> Vec<u64> {
         if range.sectors <= DENSE_SECTORS {
             return (0..range.sectors).collect();
         }
         let pages = |(key, first): (Key, u64)| {
             let written = self.volumes.get(&key).map(Volume::written).unwrap_or_default();
-            // Where the sides are not aligned alike, a page of one lies in two of the other.
+            // Where the sides are not aligned alike, a page of one overlaps two of the other.
             let sectors = written.into_iter().flat_map(|page| page..page + SECTORS_PER_PAGE);
             sectors.filter(move |s| (first..first + range.sectors).contains(s)).map(move |s| s - first)
         };
@@ -254,7 +254,7 @@ impl Model {
         all.into_iter().collect()
     }
 
-    /// An operation that changes contents has ended.
+    /// Ends an operation that changes contents.
     pub fn end(&mut self, rec: RecId, ok: bool, fua: bool) {
         if self.ranges.iter().any(|r| r.rec == rec) {
             self.spread();
@@ -266,7 +266,7 @@ impl Model {
         *r = Rec { start: r.start, end, ok, durable: ok && fua };
     }
 
-    /// A flush that was submitted at `start` was acknowledged, for one volume or for all.
+    /// Notes that a flush submitted at `start` was acknowledged, for one volume or for all.
     pub fn flushed(&mut self, key: Option<Key>, start: Time) {
         self.acks += 1;
         self.names.flushed(start);
@@ -277,7 +277,7 @@ impl Model {
         }
     }
 
-    /// The values a sector may show.
+    /// Returns the values a sector may show.
     pub fn values(&self, key: Key, sector: u64, rule: Rule) -> Vec<Value> {
         let Some(volume) = self.volumes.get(&key) else {
             return vec![Value::ZERO];
@@ -299,8 +299,7 @@ impl Model {
 
     /// Checks bytes that were read from `offset` on.
     ///
-    /// # Errors
-    /// The first sector that holds what it must not.
+    /// # Errors The first sector with illegal contents.
     pub fn check(&mut self, key: Key, offset: u64, bytes: &[u8], rule: Rule) -> Result<(), Bad> {
         self.spread();
         let mut at = 0;
@@ -331,7 +330,7 @@ impl Model {
             let legal = self.candidates(volume, &cell, rule);
             match legal.iter().find(|v| self.blends.matches(v.value, within.start, part)) {
                 None => return Err(self.accuse(key, sector, part, &legal, rule)),
-                // A snapshot, or a clone that nobody has written to here: seen once, it stays.
+                // A snapshot, or a clone that was not written here: once read, the value stays.
                 Some(v) if legal.len() > 1 && part.len() == SECTOR && cell.iter().all(|v| v.rec == SETTLED) => {
                     self.observe(key, sector, v.value)?;
                 }
@@ -367,8 +366,8 @@ impl Model {
         Bad { promise, what }
     }
 
-    /// The pool was recovered and holds `bytes` from `offset` on: that is the truth from now on.
-    /// The bytes have been checked and are whole pages or reach to the end.
+    /// Adopts the contents of a recovered pool, `bytes` from `offset` on, as the only possible ones. The
+    /// bytes have been checked and are whole pages or reach to the end.
     pub fn adopt(&mut self, key: Key, offset: u64, bytes: &[u8]) {
         let blends = &self.blends;
         let volume = self.volumes.get_mut(&key).expect("a volume");
@@ -384,7 +383,7 @@ impl Model {
         }
     }
 
-    /// After the last [`adopt`](Self::adopt): everything in flight is over.
+    /// Called after the last [`adopt`](Self::adopt): everything in flight is over.
     pub fn adopted(&mut self) {
         self.ranges.clear();
         let end = self.tick();
@@ -398,7 +397,7 @@ fn is_durable(rec: &Rec, flushed: Time) -> bool {
     rec.ok && (rec.durable || rec.end < flushed)
 }
 
-/// Drops versions that neither a read nor a crash can bring back.
+/// Drops versions that neither a read nor a crash can return.
 fn prune(cell: &mut Cell, recs: &[Rec], flushed: Time, horizon: Time) {
     let over = |v: &Version| {
         let rec = &recs[v.rec as usize];
@@ -413,7 +412,7 @@ fn prune(cell: &mut Cell, recs: &[Rec], flushed: Time, horizon: Time) {
     }
 }
 
-/// The sectors of a byte range, each with the part of it that is covered.
+/// Yields the sectors of a byte range, each with the part of it that is covered.
 pub fn sectors(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let s = SECTOR as u64;
     let end = offset + len;
@@ -427,13 +426,13 @@ pub fn sectors(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>
 pub type Listing = BTreeMap<String, u64>;
 
 impl Model {
-    /// What the pool should list.
+    /// Returns the expected listing of the pool.
     pub fn listing(&self) -> Listing {
         self.volumes.iter().map(|(&key, v)| (self.name(key), v.size)).collect()
     }
 
-    /// Whether the page from this sector on certainly has space of its own: all of it was written,
-    /// none of it was zeroed or is in doubt.
+    /// Whether the page from this sector on certainly has exclusive space: all of it was written, none of it
+    /// was zeroed or is uncertain.
     pub fn is_mapped(&self, key: Key, sector: u64) -> bool {
         let Some(volume) = self.volumes.get(&key) else {
             return false;
@@ -444,7 +443,7 @@ impl Model {
         })
     }
 
-    /// Volumes with data that a crash now could change.
+    /// Returns the volumes with data that a crash now could change.
     pub fn unsettled(&self) -> BTreeSet<Key> {
         self.volumes.iter().filter(|(_, v)| !v.content.unsettled().is_empty()).map(|(&k, _)| k).collect()
     }

@@ -1,21 +1,22 @@
-//! Names in the model: folders and files that are changed by calls which end at once.
+//! Names in the model: folders and files that are changed by calls that end at once.
 //!
-//! Such changes are durable with the next flush, in the order of the calls. So what a crash leaves is one of the states
-//! since the last of which it is known that it is durable, and none in between. With memory that outlives the process a
-//! kill leaves the last one, but for changes that came too fast for the memory and were not acknowledged yet.
+//! Such changes are durable with the next flush, in the order of the calls. So a crash leaves one of the
+//! states since the last one known to be durable, and no mixture of them. With memory that outlives the
+//! process a kill leaves the last state, except for changes that came too fast for the memory and were not
+//! acknowledged yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Bad;
 use super::content::Time;
 
-/// Where all of them are; no other volume of the model is in there.
+/// Folder of all of them; no other volume of the model is in there.
 pub const PREFIX: &str = "n/";
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whether it is a folder with a record of its own.
+    /// Whether it is a folder with a record.
     pub folder: bool,
     /// The operation that set its attributes; 0: none.
     pub mark: u32,
@@ -26,7 +27,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What a listing tells of it.
+    /// Returns what a listing shows of it.
     fn seen(&self) -> (bool, u32, u64) {
         (self.folder, self.mark, self.size)
     }
@@ -41,24 +42,25 @@ pub fn has_children(tree: &Tree, folder: &str) -> bool {
     tree.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
 }
 
-/// What the names may be.
+/// The possible states of the names.
 #[derive(Clone, Default)]
 pub struct Names {
-    /// The last one that is durable, and those that came later, each with the time from when on; none: no names, ever.
+    /// The last durable state, and later ones, each with the time from which on it is valid; empty: no names
+    /// were ever used.
     states: Vec<(Time, Tree)>,
-    /// What they are if an operation in flight has taken place.
+    /// The state if an operation in flight has happened.
     maybe: Option<Tree>,
-    /// When the first and the last change were made of those that are not known to outlive the process.
+    /// Times of the first and the last change that are not known to outlive the process.
     unkept: Option<(Time, Time)>,
 }
 
 impl Names {
-    /// What the names are now.
+    /// Returns the current names.
     pub fn now(&self) -> Tree {
         self.states.last().map_or_else(Tree::new, |(_, tree)| tree.clone())
     }
 
-    /// A change has ended.
+    /// Notes that a change has ended.
     pub fn push(&mut self, time: Time, tree: Tree) {
         if self.states.is_empty() {
             self.states.push((0, Tree::new()));
@@ -66,27 +68,27 @@ impl Names {
         self.states.push((time, tree));
     }
 
-    /// The change that was made at this time may be lost, and all behind it, if the process dies.
+    /// Notes that the change made at this time, and all behind it, may be lost if the process dies.
     pub fn hold(&mut self, time: Time) {
         self.unkept = Some((self.unkept.map_or(time, |(first, _)| first), time));
     }
 
-    /// All changes that were made before this time outlive the process.
+    /// Notes that all changes made before this time outlive the process.
     pub fn kept(&mut self, time: Time) {
         self.unkept = self.unkept.filter(|&(_, last)| last >= time);
     }
 
-    /// The process dies: what was acknowledged is left.
+    /// The process dies: only acknowledged changes are left.
     pub fn outlive(&mut self, now: Time) {
         self.flushed(self.unkept.map_or(now, |(first, _)| first));
     }
 
-    /// A change begins that may take place at any time from now on; no other one does meanwhile.
+    /// Begins a change that may happen at any time from now on; no other one happens meanwhile.
     pub fn begin(&mut self, tree: Tree) {
         self.maybe = Some(tree);
     }
 
-    /// It has taken place, and is durable, or it has not.
+    /// Ends that change: it has happened and is durable, or it has not.
     pub fn end(&mut self, time: Time, done: bool) {
         if let Some(tree) = self.maybe.take().filter(|_| done) {
             self.states = vec![(time, tree)];
@@ -94,17 +96,16 @@ impl Names {
         }
     }
 
-    /// A flush that began then has ended.
+    /// Notes that a flush that began at this time has ended.
     pub fn flushed(&mut self, start: Time) {
         if let Some(last) = self.states.iter().rposition(|(time, _)| *time < start) {
             self.states.drain(..last);
         }
     }
 
-    /// After a crash: the names were found to be these.
+    /// Checks and adopts the names found after a crash.
     ///
-    /// # Errors
-    /// If they cannot be.
+    /// # Errors If they are not possible.
     pub fn settle(&mut self, found: &Tree) -> Result<(), Bad> {
         let is_it = |tree: &&Tree| {
             let all = tree.iter().zip(found);

@@ -2,7 +2,7 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// One volume `v` of 16 pages.
+/// Creates one volume `v` of 16 pages.
 fn one() -> (Model, Key) {
     let mut model = Model::new();
     let create = model.begin(Control::Create("v".into(), 16 * PAGE as u64));
@@ -19,7 +19,7 @@ fn flush(model: &mut Model) {
     model.flushed(None, start);
 }
 
-/// The operations whose marks sector 0 may show; 0 stands for zeroes.
+/// Returns the operations whose marks sector 0 may show; 0 stands for zeroes.
 fn shows(model: &Model, key: Key, rule: Rule) -> Vec<u32> {
     let values = model.values(key, 0, rule);
     let mut ops: Vec<u32> =

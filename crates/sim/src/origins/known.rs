@@ -1,4 +1,4 @@
-//! What is known of the pool while a history runs: the model, and what the model does not say.
+//! What is known of the pool while a history runs: the model, and facts that are not in the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use super::{ORIGIN, Setup};
 use crate::history::Violation;
 use crate::model::{Control, Key, Listing, Model, Pending};
 
-/// What is known of the pool: the model, and what it does not say.
+/// What is known of the pool: the model, and facts that are not in it.
 #[derive(Clone)]
 pub struct Known {
     /// What every volume may hold.
     pub model: Model,
-    /// Control operations that may or may not have happened.
+    /// Returns the control operations that may or may not have happened.
     pub pending: Vec<Pending>,
     /// The origin.
     pub origin: Key,
-    /// The snapshot of the origin that a clone, or a snapshot of one, shows through to.
+    /// The backing of each clone: a snapshot of the origin. Snapshots of clones included.
     pub rests: BTreeMap<Key, Key>,
-    /// Clones that may or may not show through any more.
+    /// Clones that may or may not have a backing any more.
     pub flattening: BTreeSet<Key>,
     /// Snapshots that may be deleted when the pool is full, unless the policy never was that.
     pub droppable: BTreeSet<String>,
@@ -39,7 +39,7 @@ impl Known {
         Known { model, pending: Vec::new(), origin, rests, flattening, droppable, may_drop: true, writable }
     }
 
-    /// A control operation has happened.
+    /// Notes that a control operation has happened.
     pub fn apply(&mut self, pending: &Pending) {
         self.model.apply(pending);
         for (source, copy) in pending.news() {
@@ -52,7 +52,7 @@ impl Known {
         self.rests.retain(|key, _| self.model.get(*key).is_some());
     }
 
-    /// Snapshots that are gone because the pool was full.
+    /// Notes the snapshots that were deleted because the pool was full.
     pub fn dropped(&mut self, found: &Listing) -> Result<(), Violation> {
         let gone: Vec<Key> = self
             .model
@@ -75,13 +75,13 @@ impl Known {
         self.may_drop && self.droppable.contains(&self.model.name(key))
     }
 
-    /// A clone shows through to nothing any more.
+    /// Notes that a clone has no backing any more.
     pub fn flattened(&mut self, key: Key) {
         self.rests.remove(&key);
         self.flattening.remove(&key);
     }
 
-    /// After a crash the pool says which of the clones that were being flattened it is true of.
+    /// After a crash the pool reports which of the clones that were being flattened still have a backing.
     pub fn settle_flattened(&mut self, rests_on: impl Fn(&str) -> bool) {
         for key in std::mem::take(&mut self.flattening) {
             if self.model.get(key).is_some() && !rests_on(&self.model.name(key)) {
@@ -90,12 +90,12 @@ impl Known {
         }
     }
 
-    /// Whether nothing shows through to it.
+    /// Whether it is the backing of no volume.
     pub fn is_free(&self, key: Key) -> bool {
         !self.rests.values().any(|&base| base == key)
     }
 
-    /// A life of the engine has ended.
+    /// Notes that a life of the engine has ended.
     pub fn open_again(&mut self) {
         self.pending.clear();
     }

@@ -1,8 +1,8 @@
-//! Histories with two disks: an origin that is protected in place, and the pool that keeps what its
-//! snapshots need, with pool volumes and clones beside them.
+//! Histories with two disks: an origin that is protected in place, and the pool with the exceptions of its
+//! snapshots, with pool volumes and clones beside them.
 //!
-//! A crash cuts the power of both disks at one instant, each under a mask of its own: what survives on
-//! the one says nothing about the other.
+//! A crash cuts the power of both disks at one instant, each under a separate mask: what survives on one is
+//! independent of the other.
 
 mod known;
 mod op;
@@ -20,7 +20,7 @@ use crate::rng::Rng;
 /// Name of the origin in every history.
 pub const ORIGIN: &str = "org";
 
-/// The masks of the pool's and the origin's disk that one mask of a replay stands for.
+/// Returns the masks of the pool's and the origin's disk for one mask of a replay.
 fn masks(mask: u64) -> (u64, u64) {
     let mut rng = Rng::new(mask);
     let mut one = || match rng.below(6) {

@@ -14,9 +14,9 @@ const MIB: u64 = 1 << 20;
 pub enum Kind {
     Read,
     Write,
-    /// The next stretch after the last write of the origin.
+    /// Writes the next range after the last write of the origin.
     Append,
-    /// Overwrites what a snapshot is being read from.
+    /// Overwrites the backing of a running read of a snapshot.
     Chase,
     /// A write that starts or ends within a sector.
     Ragged,
@@ -24,22 +24,22 @@ pub enum Kind {
     Discard,
     Flush,
     Snapshot,
-    /// A snapshot of the origin with copies of its own.
+    /// A snapshot of the origin with separate copies.
     Independent,
     /// Snapshots of the origin and of a pool volume at one instant.
     Group,
     Clone,
-    /// A clone becomes independent of the snapshot that it shows through to.
+    /// Makes a clone independent of its backing.
     Flatten,
     Delete,
     /// The origin gets the contents of one of its snapshots.
     Rollback,
-    /// Waits until a rollback has brought everything back.
+    /// Waits until a rollback has restored everything.
     RolledBack,
     Checkpoint,
     Check,
     Settle,
-    /// Closes cleanly, looks at the origin as an ordinary disk, and opens again.
+    /// Closes cleanly, compares the origin as an ordinary disk, and opens again.
     Reopen,
     /// Cuts the power of both disks.
     Cut,
@@ -47,44 +47,44 @@ pub enum Kind {
     Kill,
     /// Arms an I/O error on one of the disks.
     Fault,
-    /// Changes how much is kept ahead, and what happens when the pool is full.
+    /// Changes how much is copied ahead, and what happens when the pool is full.
     Set,
-    /// Leaves the origin an ordinary disk, and protects it again.
+    /// Stops the protection of the origin, and protects it again.
     Unprotect,
-    /// Writes of one chunk each at many places of a stretch, all at once.
+    /// Concurrent writes of one chunk each at many places of a range.
     Sweep,
-    /// Leaves of the map of what is kept are filled for one snapshot and emptied but for a few pairs of others; then
-    /// one of those is deleted.
+    /// Leaves of the map of exceptions are filled for one snapshot and emptied except for a few pairs of
+    /// others; then one of those is deleted.
     Thin,
     /// Deletes the oldest of the snapshots.
     DeleteOldest,
-    /// Deletes a snapshot, and cuts the power while what was kept for it is handed on.
+    /// Deletes a snapshot, and cuts the power while its exceptions are relabelled.
     DeleteAndCut,
-    /// A flush of one of the disks fails while a snapshot, a checkpoint and flushes are under way.
+    /// A flush of one of the disks fails while a snapshot, a checkpoint and flushes are running.
     Strike,
 }
 
 /// One operation, not yet resolved.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// What it does.
+    /// The operation.
     pub kind: Kind,
     /// Its number in the whole history, from 1; also the mark of what it writes.
     pub number: u32,
     /// Executor steps between the operation before it and this one.
     pub gap: u32,
-    /// What is left to chance.
+    /// Raw random draws.
     pub draws: [u64; 4],
 }
 
 /// Everything about a run that does not follow from the operations.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The seed all of it follows from.
+    /// The seed of everything.
     pub seed: u64,
     /// The pool's disk and the origin's.
     pub disks: [Config; 2],
-    /// Bytes of the pool.
+    /// Length of the pool in bytes.
     pub pool: u64,
     /// Bytes of the origin.
     pub origin: u64,
@@ -100,23 +100,23 @@ pub struct Setup {
     pub cut_every: u64,
     /// Masks tried at each of them.
     pub masks: u64,
-    /// Most snapshots and clones at once.
+    /// Most snapshots and clones at a time.
     pub crowd: usize,
     /// Whether requests are made to fail.
     pub faults: bool,
-    /// Whether flushes of the origin's disk end only when nothing else goes on.
+    /// Whether flushes of the origin's disk end only when nothing else can continue.
     pub slow_flushes: bool,
-    /// Whether chunks are kept before anybody writes them.
+    /// Whether chunks are copied out before they are written.
     pub ahead: bool,
-    /// What is done how often.
+    /// Weights of the operations.
     pub weights: &'static [(Kind, u64)],
-    /// After a deletion, one side crash per this many steps on average, as long as what was kept is handed on.
+    /// After a deletion, one side crash per this many steps on average, as long as exceptions are relabelled.
     pub cut_deletions: u64,
     /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
     pub lasting: bool,
 }
 
-/// Without faults in the setup [`Kind::Fault`] counts for nothing.
+/// Without faults in the setup [`Kind::Fault`] is ignored.
 #[rustfmt::skip]
 const ORIGINS: &[(Kind, u64)] = {
     use Kind::*;
@@ -140,7 +140,7 @@ const STRIKES: &[(Kind, u64)] = {
     ]
 };
 
-/// What is kept fills several leaves of its map, and most of it goes again.
+/// Exceptions fill several leaves of the map, and most of them are removed again.
 #[rustfmt::skip]
 const SWEEPS: &[(Kind, u64)] = {
     use Kind::*;
@@ -152,13 +152,13 @@ const SWEEPS: &[(Kind, u64)] = {
 };
 
 impl Setup {
-    /// The run that belongs to a seed.
+    /// Returns the setup of a seed.
     pub fn new(seed: u64, profile: Profile) -> Setup {
         let setup = Setup::of_origins(seed);
         if profile == Profile::Rollbacks { setup.with_rollbacks() } else { setup }
     }
 
-    /// The same with what [`Profile::Rollbacks`] dwells on.
+    /// The same with the focus of [`Profile::Rollbacks`].
     fn with_rollbacks(self) -> Setup {
         let mut rng = Rng::new(mix(&[self.seed, 41]));
         let setup = Setup { cut_every: 600, masks: 2, cut_deletions: 40, pool: 24 * MIB, ..self };
@@ -190,7 +190,7 @@ impl Setup {
         }
     }
 
-    /// The run of a short history in full: an origin of four chunks, nothing left to chance.
+    /// Returns the setup of a short history explored completely: an origin of four chunks, nothing random.
     pub fn small(large_sectors: bool) -> Setup {
         let disk = Config { sector: if large_sectors { 4096 } else { 512 }, cache: Volatile::Yes };
         Setup {
@@ -247,7 +247,7 @@ impl Setup {
         }
     }
 
-    /// What is drawn for an origin's policy.
+    /// Returns the drawn policy of an origin.
     pub fn policy(&self, draw: u64) -> (u64, OriginFull) {
         let mut rng = Rng::new(draw);
         let ahead = *rng.pick(&[0, 64 << 10, MIB, 8 * MIB]) * u64::from(self.ahead);
@@ -259,7 +259,7 @@ impl Setup {
         (ahead, full)
     }
 
-    /// The first `n` operations of the seed's history.
+    /// Returns the first `n` operations of the seed's history.
     pub fn operations(&self, n: usize) -> Vec<Op> {
         let weight = |&(kind, weight): &(Kind, u64)| if kind == Kind::Fault && !self.faults { 0 } else { weight };
         let weights: Vec<(Kind, u64)> = self.weights.iter().map(|w| (w.0, weight(w))).collect();

@@ -1,4 +1,4 @@
-//! Opening what a crash has left on both disks, and comparing all of it with the model.
+//! Opening the result of a crash on both disks, and comparing all of it with the model.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::rng::{Rng, mix};
 
 /// Bytes read at once when a volume is verified.
 const STRIDE_BYTES: u64 = 256 << 10;
-/// Where the origin is said to be found.
+/// The recorded path of the origin.
 const PATH: &str = "/origin";
 
 /// One life of the engine with both disks.
@@ -27,11 +27,11 @@ pub struct Session {
     pub disks: [SimDisk; 2],
     /// The pool.
     pub pool: Pool<SimDisk>,
-    /// What outlives the process, if anything does.
+    /// The memory that outlives the process, if there is any.
     pub memory: Option<VolatileMemory>,
 }
 
-/// What a crash has left.
+/// The result of a crash.
 pub struct CrashedDisks {
     /// The pool's disk and the origin's.
     pub media: [Medium; 2],
@@ -57,33 +57,33 @@ impl Drop for Session {
 pub struct Instant([Frozen; 2]);
 
 impl Instant {
-    /// What is left under a mask.
+    /// Returns the disks under a mask.
     pub fn crash(&self, mask: u64) -> [Medium; 2] {
         self.crash_of(masks(mask))
     }
 
-    /// How many masks there are for both disks together.
+    /// Returns the number of masks for both disks together.
     pub fn masks(&self) -> u64 {
         self.0[0].masks().saturating_mul(self.0[1].masks())
     }
 
-    /// The masks of both disks that the n-th of all stands for.
+    /// Returns the masks of both disks for the n-th pair.
     pub fn pair(&self, n: u64) -> (u64, u64) {
         let origin = self.0[1].masks();
         (n / origin, n % origin)
     }
 
-    /// What is left under a mask of each disk.
+    /// Returns the disks under a mask of each.
     pub fn crash_of(&self, (a, b): (u64, u64)) -> [Medium; 2] {
         [self.0[0].crash(a), self.0[1].crash(b)]
     }
 
-    /// The same for two pairs of masks only if both disks are the same afterwards.
+    /// Returns a number that is the same for two pairs of masks only if both disks are the same afterwards.
     pub fn fingerprint_of(&self, (a, b): (u64, u64)) -> u64 {
         mix(&[self.0[0].fingerprint(a), self.0[1].fingerprint(b)])
     }
 
-    /// The same for two masks only if both disks are the same afterwards.
+    /// Returns a number that is the same for two masks only if both disks are the same afterwards.
     pub fn fingerprint(&self, mask: u64) -> u64 {
         self.fingerprint_of(masks(mask))
     }
@@ -97,13 +97,13 @@ fn options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
     OpenOptions { cache: setup.cache, dirty: setup.dirty, ..lasting_options(memory) }
 }
 
-/// How an origin is protected in all histories.
+/// Returns how an origin is protected in all histories.
 pub fn protection(setup: &Setup, draw: u64) -> ProtectOptions {
     let (copy_ahead, when_full) = setup.policy(draw);
     ProtectOptions { place: OriginPlace::at(PATH, 0), chunk: setup.chunk, copy_ahead, when_full, now: 1 }
 }
 
-/// A new pool that protects an origin of zeroes, and has one volume beside it.
+/// Creates a pool that protects an origin of zeroes, with one volume beside it.
 pub fn make(setup: &Setup) -> Result<Session, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 33]));
     let media = [0, 1].map(|i| Medium::blank(setup.disks[i], [setup.pool, setup.origin][i]));
@@ -126,18 +126,18 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
 }
 
 impl Session {
-    /// Both disks as they are now.
+    /// Returns both disks in their present state.
     pub fn freeze(&self, crash: Crash) -> Instant {
         Instant([self.disks[0].freeze(crash), self.disks[1].freeze(crash)])
     }
 
-    /// Changes whenever a request was made to fail.
+    /// Returns a number that changes whenever a request was made to fail.
     pub fn faults_hit(&self) -> u64 {
         self.disks.iter().map(SimDisk::faults_hit).sum()
     }
 
-    /// What a kill now would leave in the memory that outlives the process, which it may have been writing to. A failed
-    /// flush of the pool leaves nothing.
+    /// Returns what a kill now would leave in the memory that outlives the process, possibly during a write
+    /// to it. A failed flush of the pool leaves nothing.
     pub fn memory_after(&self, kind: Crash, draw: u64) -> Option<VolatileMemory> {
         let memory = self.memory.as_ref().filter(|_| kind == Crash::Kill && self.disks[0].flush_faults_hit() == 0)?;
         let memory = memory.copy();
@@ -147,8 +147,8 @@ impl Session {
         Some(memory)
     }
 
-    /// Opens the pool and its origin, after cutting the power so many times on the way; where memory is left that would
-    /// be gone with it, after killing the process.
+    /// Opens the pool and its origin, after `cuts` power cuts during that; if memory is left that a power cut
+    /// would lose, after killing the process.
     pub fn open(setup: &Setup, left: CrashedDisks, seed: u64, cuts: u32) -> Result<Session, Violation> {
         let (CrashedDisks { mut media, memory }, mut rng) = (left, Rng::new(seed));
         let kind = if memory.is_some() { Crash::Kill } else { Crash::Power };
@@ -197,13 +197,13 @@ impl Session {
         }
     }
 
-    /// What the pool lists.
+    /// Returns what the pool lists.
     pub fn listing(&self) -> Listing {
         self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
     }
 
-    /// Compares a whole volume with the model, and lets the model adopt it if told to; unless it has been
-    /// dropped for space.
+    /// Compares a whole volume with the model, and lets the model adopt it if `adopt` is set; unless it has
+    /// been dropped for space.
     pub fn compare(&self, known: &mut Known, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
         let (name, size) = (known.model.name(key), known.model.get(key).map_or(0, |v| v.size));
         let volume = match self.pool.volume(&name) {
@@ -233,7 +233,7 @@ impl Session {
         Ok(result.map(|()| buf))
     }
 
-    /// Runs the engine's own verification, and looks whether every device request was well-formed.
+    /// Runs the engine's own verification, and checks that every device request was well-formed.
     pub fn check(&self) -> Result<(), Violation> {
         let pool = self.pool.clone();
         let report = self.exec.run(PATIENCE_STEPS, async move { pool.check().await })?;
@@ -245,7 +245,7 @@ impl Session {
     }
 }
 
-/// Both disks on an executor of their own.
+/// Starts both disks on a new executor.
 fn spin_up(setup: &Setup, media: &[Medium; 2], rng: &mut Rng) -> (Executor, [SimDisk; 2]) {
     let exec = Executor::new(rng.next());
     let disks = media.each_ref().map(|medium| SimDisk::new(medium.clone(), &exec, rng.next()));
@@ -253,7 +253,7 @@ fn spin_up(setup: &Setup, media: &[Medium; 2], rng: &mut Rng) -> (Executor, [Sim
     (exec, disks)
 }
 
-/// What takes time to be durable on the origin's disk is overtaken by what happens in the pool.
+/// Makes the origin's disk slow, so that the pool overtakes it.
 fn slow_down(setup: &Setup, disks: &[SimDisk; 2]) {
     if setup.slow_flushes {
         disks[1].slow_flushes();
@@ -267,14 +267,14 @@ async fn attach(disks: [SimDisk; 2], exec: Executor, options: OpenOptions) -> fo
     Ok(pool)
 }
 
-/// A disk as long as the origin's, with other contents.
+/// Returns a disk as long as the origin's, with other contents.
 fn another(origin: &Medium, exec: &Executor, seed: u64) -> SimDisk {
     let (mut medium, len) = (origin.clone(), origin.len());
     medium.damage(|image| image.fill(0, len as usize, Fill::Garbage(seed)));
     SimDisk::new(medium, exec, seed)
 }
 
-/// Offers a disk that is not the origin's, unless nothing is left that tells them apart.
+/// Checks that a disk that is not the origin's is refused, unless nothing is left that distinguishes them.
 async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options: OpenOptions) -> forkdisk::Result<()> {
     let pool = Pool::open(device, Rc::new(exec), options).await?;
     if pool.origins().iter().any(|origin| origin.comparable_zones > 1)
@@ -285,8 +285,7 @@ async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options
     pool.close().await
 }
 
-/// Opens both disks after a crash and compares everything, resolving what was in flight by what is
-/// found.
+/// Opens both disks after a crash and compares everything; the findings resolve what was in flight.
 pub fn recover(
     setup: &Setup,
     left: impl Into<CrashedDisks>,
@@ -317,7 +316,7 @@ pub fn recover(
     if let Some(pending) = undecided
         && session.compare(&mut known.clone(), known.origin, Rule::Crash, false).is_err()
     {
-        // Neither the one nor the other: the second comparison below says so.
+        // Neither of both: the second comparison below reports it.
         known.apply(&pending);
     }
     let keys: Vec<Key> = known.model.volumes().map(|(key, _)| key).collect();

@@ -1,5 +1,5 @@
-//! One run: operations go in, acknowledgements come back, the model judges them, and at some steps
-//! the power is cut beside the run to see what a crash would leave on both disks.
+//! One run: operations are submitted, acknowledgements return, the model judges them, and at some steps the
+//! power is cut beside the run to see what a crash would leave on both disks.
 
 mod controls;
 mod io;
@@ -26,10 +26,10 @@ use crate::rng::{Rng, mix};
 /// Bytes of the pool volume beside the origin.
 pub const VOLUME_BYTES: u64 = 96 * 4096;
 
-/// Steps after a deletion for which side crashes are as dense as the setup says.
+/// Steps after a deletion for which side crashes are as dense as the setup requires.
 const HANDING_ON_STEPS: u64 = 200;
 
-/// What an operation in flight is about.
+/// What an operation in flight does.
 pub(super) enum OperationState {
     Read { key: Key, offset: u64 },
     Change { rec: RecId, fua: bool },
@@ -73,7 +73,7 @@ pub(super) struct Run<'a> {
     cursor: u64,
     pub stats: Stats,
     pub rng: Rng,
-    /// Until which step what was kept for a deleted snapshot may still be handed on.
+    /// Step up to which exceptions of a deleted snapshot may still be relabelled.
     handing_on: u64,
     pub watch: Option<Watch>,
     pub seen: FxHashSet<u64>,
@@ -81,8 +81,8 @@ pub(super) struct Run<'a> {
     log: Option<Vec<String>>,
 }
 
-/// Runs a history. With an aim only that one side crash is tried. Returns the numbers, the violation if
-/// there was one, and the account of what happened if it was asked for.
+/// Runs a history. With an aim only that one side crash is tried. Returns the statistics, the violation if
+/// there was one, and the account of what happened if it was requested.
 pub fn run_history(
     setup: &Setup,
     ops: &[Op],
@@ -93,7 +93,7 @@ pub fn run_history(
 }
 
 impl Run<'_> {
-    /// Makes a pool with an origin, does what `f` says, and reports.
+    /// Creates a pool with an origin, runs `f`, and reports.
     pub(super) fn conduct(
         setup: &Setup,
         aim: Option<CrashPoint>,
@@ -160,10 +160,10 @@ impl Run<'_> {
         }
     }
 
-    /// Takes note of snapshots that were dropped because the pool was full.
+    /// Notes the snapshots that were dropped because the pool was full.
     fn sync(&mut self) -> Result<(), Violation> {
-        // A failed pool may show what it never made durable, and so may one that is about to drop one: for
-        // a write, or for a rollback that goes on by itself.
+        // A failed pool may show what it never made durable, and so may one that is about to drop a snapshot:
+        // for a write, or for a rollback that continues in the background.
         let busy = |o: &Inflight| matches!(o.doing, OperationState::Control(_) | OperationState::Change { .. });
         let drops = self.inflight.values().any(busy) || self.rolling().is_some();
         if !self.known.may_drop || self.pool_failed() || drops {
@@ -230,7 +230,7 @@ impl Run<'_> {
         }));
     }
 
-    /// Steps so far.
+    /// Returns the steps so far.
     pub(super) fn now(&self) -> u64 {
         self.step
     }
@@ -301,22 +301,23 @@ impl Run<'_> {
                 self.known.apply(pending);
             }
             OperationState::Control(pending) => {
-                // In a failed pool only the next opening tells.
+                // In a failed pool only the next open tells.
                 if self.pool_failed() {
                     self.known.pending.push(pending.clone());
                 }
             }
             OperationState::Flush(_) => {}
             OperationState::Flatten(key) if ok => self.known.flattened(*key),
-            // In a failed pool only the next opening tells.
+            // In a failed pool only the next open tells.
             OperationState::Flatten(key) if !self.pool_failed() => drop(self.known.flattening.remove(key)),
             OperationState::Flatten(_) => {}
-            // What could not be read is damage and leaks to a check.
+            // A check reports unreadable data as damage and leaks.
             OperationState::Upkeep if self.session.faults_hit() == 0 => outcome.report.iter().try_for_each(judge)?,
             OperationState::Upkeep => {}
         }
         let now = self.known.model.now();
-        // What may or may not have happened shows what there was then, however late that is found out.
+        // A snapshot that may or may not have been taken shows the contents of that time, however late that
+        // is found out.
         let unsure = self.known.pending.iter().map(|p| p.start);
         let oldest = self.inflight.values().map(|op| op.start).chain(unsure).min().unwrap_or(now);
         self.known.model.set_horizon(oldest);
@@ -358,7 +359,7 @@ impl Run<'_> {
         of(self.setup.cut_every) || self.step < self.handing_on && of(self.setup.cut_deletions)
     }
 
-    /// What is known if everything in flight may or may not have happened.
+    /// Returns what is known if everything in flight may or may not have happened.
     pub(super) fn in_doubt(&self) -> Known {
         let mut known = self.known.clone();
         known.pending.extend(self.inflight.values().filter_map(|op| match &op.doing {
@@ -369,8 +370,8 @@ impl Run<'_> {
         known
     }
 
-    /// The same after a crash that, with memory that outlives the process, takes nothing acknowledged: of the origin,
-    /// as long as no flush of its disk has failed.
+    /// The same after a crash that, with memory that outlives the process, loses nothing acknowledged: of the
+    /// origin, as long as no flush of its disk has failed.
     fn known_after(&self, lasting: bool) -> Known {
         let mut known = self.in_doubt();
         if !lasting {
@@ -385,7 +386,7 @@ impl Run<'_> {
         known
     }
 
-    /// Cuts the power, or kills the process, and goes on with what is left.
+    /// Cuts the power, or kills the process, and continues with what is left.
     pub fn cut(&mut self, crash: Crash, mask: u64) -> Result<(), Violation> {
         let draw = mix(&[mask, self.step]);
         let crash = if self.setup.lasting && draw.is_multiple_of(3) { Crash::Kill } else { crash };
@@ -421,7 +422,7 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until nobody deletes `key`; whether it is still there.
+    /// Waits until `key` is not being deleted; returns whether it still exists.
     fn is_there(&mut self, key: Key) -> Result<bool, Violation> {
         self.wait(|o| matches!(&o.doing, OperationState::Control(p) if matches!(p.control, Control::Delete(_))))?;
         Ok(self.known.model.get(key).is_some() && self.known.pending.is_empty())

@@ -1,7 +1,7 @@
-//! Short histories of an origin explored in full: a crash at every step, masks of both disks.
+//! Short histories of an origin explored completely: a crash at every step, masks of both disks.
 //!
-//! The origin has four chunks of a page, all written, and a snapshot; one chunk was written since. Operations run one
-//! after the other, or two together; of the flushes of one disk one may fail meanwhile.
+//! The origin has four chunks of a page, all written, and a snapshot; one chunk was written since. Operations
+//! run in sequence, or two together; one flush of one disk may fail meanwhile.
 
 use super::recover::recover;
 use super::run::Run;
@@ -10,9 +10,9 @@ use crate::disk::Crash;
 use crate::history::{CrashPoint, Stats, Violation};
 use crate::rng::mix;
 
-/// Most masks tried at one crash point; where there are more, they are spread over all.
+/// Most masks tried at one crash point; if there are more, they are spread over all.
 const MAX_MASKS: u64 = 48;
-/// The same where a flush fails: there are many such histories.
+/// The same if a flush fails: there are many such histories.
 const MIN_MASKS: u64 = 6;
 
 /// One operation with a fixed meaning.
@@ -37,7 +37,7 @@ pub enum Small {
 }
 
 impl Small {
-    /// All of them.
+    /// All operations.
     pub const ALL: &'static [Small] = &[
         Small::Write,
         Small::WriteFua,
@@ -56,7 +56,7 @@ impl Small {
         Small::Kill,
     ];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Small::Write => "write",
@@ -77,13 +77,13 @@ impl Small {
         }
     }
 
-    /// The operation of this name.
+    /// Returns the operation with this name.
     pub fn from_name(name: &str) -> Option<Small> {
         Small::ALL.iter().copied().find(|op| op.name() == name)
     }
 }
 
-/// Operations that are under way together.
+/// Operations that run concurrently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Together {
     /// One or two.
@@ -95,7 +95,7 @@ pub struct Together {
 }
 
 impl Together {
-    /// A single operation.
+    /// Returns a single operation.
     pub fn one(op: Small) -> Together {
         Together { ops: vec![op], gap: 0, strike: None }
     }
@@ -118,7 +118,7 @@ pub fn run_small(
             run.part(part, 100 * (i as u32 + 1))?;
         }
         for _ in 0..40 {
-            // Background work goes on after the acknowledgement.
+            // Background work continues after the acknowledgement.
             run.step()?;
         }
         run.watch = None;
@@ -126,11 +126,11 @@ pub fn run_small(
     })
 }
 
-/// The watch over every step of the last part.
+/// Tries crashes at every step of the last part.
 pub(super) struct Watch {
     aim: Option<CrashPoint>,
     masks: u64,
-    /// Only what is acknowledged counts as a change.
+    /// Only acknowledgements count as changes.
     acks_only: bool,
     seen: (u64, u64),
 }
@@ -168,7 +168,7 @@ impl Run<'_> {
     fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
         let origin = self.known.origin;
         let newest = self.known.model.volumes().filter(|(_, v)| v.of == Some(origin)).count().saturating_sub(1) as u64;
-        // Neither dropped nor written, if it is a snapshot; of the origin.
+        // For a snapshot: neither droppable nor writable; of the origin.
         let with = |kind, first| Op { kind, number, gap: 0, draws: [first, 1, 1, 1] };
         match op {
             Small::Write => self.put(number, 0, false),
@@ -222,7 +222,7 @@ impl Run<'_> {
             self.stats.distinct += 1;
             self.say(|| format!("crash (mask {mask})"));
             let draw = mix(&[step, mask]);
-            // Now and then recovery is cut, too.
+            // Sometimes recovery is cut, too.
             let seed = if draw.is_multiple_of(16) { draw } else { draw / 3 * 3 };
             recover(self.setup, instant.crash_of(pair), &known, seed, &mut self.stats).map_err(|v| v.at(step, mask))?;
         }

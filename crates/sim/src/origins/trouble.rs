@@ -9,19 +9,20 @@ use crate::history::Violation;
 use crate::model::Time;
 use crate::rng::Rng;
 
-/// Steps for which faults stay armed at most.
+/// Most steps for which faults stay armed.
 const MAX_TROUBLE_STEPS: u64 = 20_000;
 
-/// What is wrong in this life of the engine.
+/// Faults and failures in this life of the engine.
 #[derive(Default)]
 pub(super) struct Trouble {
     /// Operations until the faults are disarmed.
     pub armed: Option<u32>,
-    /// The step from which on they are disarmed in any case: whoever waits for the host to have room waits until then.
+    /// The step from which on they are disarmed in any case: operations that wait for space on the host wait
+    /// until then.
     pub armed_until: u64,
     /// Operations until both disks are cut and opened again.
     patience: Option<u32>,
-    /// Since when the origin acknowledges nothing any more.
+    /// Time since when the origin acknowledges nothing any more.
     origin_failed: Option<Time>,
 }
 
@@ -30,7 +31,7 @@ impl Run<'_> {
         self.session.pool.info().mode == Mode::Failed
     }
 
-    /// Arms the fault that an operation stands for, on one of the disks.
+    /// Arms the fault of an operation, on one of the disks.
     pub fn arm(&mut self, op: &Op) {
         let mut rng = Rng::new(op.draws[0]);
         if op.draws[1].is_multiple_of(5) {
@@ -55,7 +56,7 @@ impl Run<'_> {
         self.trouble.armed_until = self.now() + MAX_TROUBLE_STEPS;
     }
 
-    /// The n-th flush of a disk from now on fails.
+    /// Makes the n-th flush of a disk from now on fail.
     pub(super) fn arm_flush(&mut self, disk: usize, n: u64) {
         self.say(|| format!("flush {n} of disk {disk} from now on fails"));
         self.session.disks[disk].arm(Fault {
@@ -68,7 +69,7 @@ impl Run<'_> {
         self.trouble.armed_until = self.now() + MAX_TROUBLE_STEPS;
     }
 
-    /// Disarms faults when there have been enough steps.
+    /// Disarms faults after enough steps.
     pub(super) fn end_of_faults(&mut self) {
         if self.trouble.armed.is_some() && self.now() > self.trouble.armed_until {
             self.disarm();
@@ -81,7 +82,7 @@ impl Run<'_> {
         self.say(|| "faults disarmed".into());
     }
 
-    /// Disarms faults and opens again what has failed when it is time.
+    /// Disarms faults and reopens what has failed when due.
     pub fn watch_trouble(&mut self) -> Result<(), Violation> {
         if let Some(left) = &mut self.trouble.armed {
             *left = left.saturating_sub(1);
@@ -107,7 +108,7 @@ impl Run<'_> {
         }
     }
 
-    /// What every acknowledgement and refusal has to obey.
+    /// Checks the rules for every acknowledgement and refusal.
     pub fn judge_outcome(&mut self, op: &Inflight, error: Option<&Error>, vanished: bool) -> Result<(), Violation> {
         let of_origin = op.keys.first() == Some(&self.known.origin);
         let Some(error) = error else {

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Run<'_> {
-    /// The control operation that `op` stands for now, if it makes sense.
+    /// Returns the control operation that `op` stands for now, if it makes sense.
     pub(super) fn choose_control(&mut self, op: &Op) -> Option<Control> {
         let volumes = place::volumes(&self.model);
         let crowded = self.model.volumes().count() >= self.setup.crowd;
@@ -65,7 +65,7 @@ impl Run<'_> {
         format!("{folder}{letter}{}", self.names)
     }
 
-    /// Volumes whose family a control operation concerns.
+    /// Returns the volumes whose family a control operation concerns.
     pub(super) fn touched(&self, control: &Control) -> Vec<Key> {
         let keys = match control {
             Control::Create(..) => Vec::new(),
@@ -82,7 +82,7 @@ impl Run<'_> {
         all
     }
 
-    /// Starts a control operation once nothing is in its way.
+    /// Starts a control operation once nothing blocks it.
     pub(in super::super) fn control(&mut self, control: Control) -> Result<(), Violation> {
         let keys = self.touched(&control);
         let rough =

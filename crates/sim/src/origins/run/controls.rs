@@ -1,4 +1,4 @@
-//! What changes which volumes there are, and what the engine does behind everybody's back.
+//! Operations that create or delete volumes, and background work of the engine.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -13,11 +13,11 @@ use crate::origins::recover::{protection, recover};
 use crate::origins::{Kind, ORIGIN, Op};
 use crate::rng::Rng;
 
-/// What one operation writes has numbers so far apart.
+/// Distance between the numbers of operations, for the writes that one operation makes.
 const IDS_PER_OPERATION: u32 = 1_000_000;
 
 impl Run<'_> {
-    /// Control operations come one after the other.
+    /// Runs control operations one at a time.
     pub(in crate::origins) fn control(
         &mut self,
         control: Control,
@@ -100,13 +100,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until nobody flattens `key`; whether it is there and known what it shows through to.
+    /// Waits until `key` is not being flattened; returns whether it exists and its backing is known.
     pub(in crate::origins) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
         self.wait(move |o| matches!(o.doing, OperationState::Flatten(k) if k == key))?;
         Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
     }
 
-    /// Reads and writes of the clone go on meanwhile.
+    /// Flattens a clone; its reads and writes continue meanwhile.
     pub(in crate::origins) fn flatten(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? {
             return Ok(());
@@ -128,8 +128,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Of what nothing shows through to; what has snapshots goes with them.
-    /// Whether something is being deleted.
+    /// Deletes a volume that is the backing of none, together with its snapshots. Returns whether something
+    /// is being deleted.
     pub(in crate::origins) fn delete(&mut self, op: &Op) -> Result<bool, Violation> {
         if !self.wait_for_controls()? {
             return Ok(false);
@@ -161,7 +161,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// The next life finds what was kept not handed on, and no table in memory.
+    /// The next life finds exceptions that are not relabelled, and no table in memory.
     pub(in crate::origins) fn delete_and_cut(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.delete(op)? {
             return Ok(());
@@ -174,7 +174,7 @@ impl Run<'_> {
         self.cut(crash, op.draws[3])
     }
 
-    /// A pair that is alone in its leaf is handed on while the leaf before is not in memory.
+    /// Makes a pair that is alone in its leaf be relabelled while the leaf before is not in memory.
     pub(in crate::origins) fn thin(&mut self, op: &Op) -> Result<(), Violation> {
         let chunks = self.setup.origin / self.setup.chunk;
         let mut rng = Rng::new(op.draws[0]);
@@ -183,7 +183,7 @@ impl Run<'_> {
             self.delete_and_settle(op)?;
         }
         for i in 1..=4 {
-            // Of the origin, and neither dropped nor written.
+            // Of the origin, and neither droppable nor writable.
             let draws = [rng.next(), 1, 1, 1];
             self.snapshot(&Op { kind: Kind::Snapshot, number: op.number + i * IDS_PER_OPERATION, draws, ..*op })?;
             self.wait_for_controls()?;
@@ -194,8 +194,8 @@ impl Run<'_> {
                 _ => 1 + rng.below(chunks / 80),
             };
             let mut places: BTreeSet<u64> = (0..few).map(|_| rng.below(chunks)).collect();
-            // What is inserted in rising order leaves half a leaf behind; the other half fills it. The last leaves
-            // stay full: nothing is merged with them.
+            // Inserting in ascending order leaves half a leaf behind; the other half fills it. The last
+            // leaves stay full: nothing is merged with them.
             let (from, passes) = if i == 1 { (0, 1 + rng.below(4).min(1)) } else { (chunks - chunks / 4, 1) };
             if i <= 2 {
                 places.extend(from..chunks);
@@ -206,7 +206,7 @@ impl Run<'_> {
             }
         }
         self.delete_and_settle(op)?;
-        // What a replay changes would be in memory.
+        // Pages that a replay changes would be in memory.
         if !rng.one_in(8) {
             self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() })?;
             self.drain()?;
@@ -215,7 +215,7 @@ impl Run<'_> {
         self.delete_and_cut(&Op { draws, ..*op })
     }
 
-    /// The oldest snapshot of the origin, and all that was kept for it.
+    /// Deletes the oldest snapshot of the origin, and all of its exceptions.
     fn delete_and_settle(&mut self, op: &Op) -> Result<(), Violation> {
         if self.delete(&Op { kind: Kind::DeleteOldest, ..*op })? {
             self.wait_for_controls()?;
@@ -225,7 +225,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Of several flushes of one disk that are under way for the same changes, one fails.
+    /// Of several running flushes of one disk for the same changes, one fails.
     pub(in crate::origins) fn strike(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[3]);
         if !self.wait_for_controls()? || self.trouble.armed.is_some() {
@@ -257,12 +257,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The snapshot that the origin is being rolled back to.
+    /// Returns the snapshot that the origin is being rolled back to.
     pub(in crate::origins) fn rolling(&self) -> Option<String> {
         self.session.pool.origins().pop().and_then(|origin| origin.rolling)
     }
 
-    /// Everything else waits for the acknowledgement, but not for what goes on behind it.
+    /// Starts a rollback: everything else waits for the acknowledgement, but not for the background work.
     pub(in crate::origins) fn roll_back(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? || self.rolling().is_some() {
             return Ok(());
@@ -284,7 +284,7 @@ impl Run<'_> {
         self.wait_for_controls().map(drop)
     }
 
-    /// Unless there is no room for what it overwrites, or requests fail.
+    /// Waits for the end of a rollback, unless there is no space for what it overwrites, or requests fail.
     pub(in crate::origins) fn rolled_back(&mut self) -> Result<(), Violation> {
         if !self.is_quiet()? || self.rolling().is_none() {
             return Ok(());
@@ -315,7 +315,7 @@ impl Run<'_> {
         self.upkeep("set", |pool| async move { pool.set_origin(ORIGIN, ahead, full).await.into() })
     }
 
-    /// Nothing is in flight and nothing is wrong.
+    /// Whether nothing is in flight and no fault is armed.
     pub(in crate::origins) fn is_quiet(&mut self) -> Result<bool, Violation> {
         self.drain()?;
         self.sync()?;
@@ -354,7 +354,7 @@ impl Run<'_> {
         Ok(self.known.model.check(origin, 0, &bytes, Rule::Since(now))?)
     }
 
-    /// The origin is an ordinary disk for a while.
+    /// Makes the origin an ordinary disk for a while.
     pub(in crate::origins) fn unprotect(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.is_quiet()? || !self.known.rests.is_empty() || self.rolling().is_some() {
             return Ok(());

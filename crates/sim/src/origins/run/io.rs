@@ -8,7 +8,7 @@ use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
 impl Run<'_> {
-    /// A place in whole sectors, mostly near the beginning.
+    /// Returns a place in whole sectors, mostly near the beginning.
     pub(in crate::origins) fn place(draws: [u64; 2], size: u64, ragged: bool) -> (u64, u64) {
         let mut rng = Rng::new(mix(&draws));
         let reach = (size / 4096).min(*rng.pick(&[4, 32, 1 << 20])).max(1);
@@ -29,8 +29,7 @@ impl Run<'_> {
         self.look_at(op, key, op.draws[3].is_multiple_of(8))
     }
 
-    /// Reads a snapshot and at once overwrites what it shows in the origin, so that one may overtake the
-    /// other.
+    /// Reads a snapshot and at once overwrites its backing in the origin, so that one may overtake the other.
     pub(in crate::origins) fn chase(&mut self, op: &Op) -> Result<(), Violation> {
         let origin = self.known.origin;
         let Some(key) = self.any(op.draws[0], |_, v| v.of == Some(origin)) else { return Ok(()) };
@@ -57,7 +56,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Mostly of the origin; else of a volume or clone, half the time of one that is being flattened if there is one.
+    /// Returns the target: mostly the origin; else a volume or clone, half the time one that is being
+    /// flattened if there is one.
     pub(in crate::origins) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
         let origin = self.known.origin;
         let flattened = self.inflight.values().find_map(|o| match o.doing {
@@ -75,7 +75,7 @@ impl Run<'_> {
             }
         };
         let Some(key) = key else { return Ok(None) };
-        // A snapshot that is being brought back is not to be written.
+        // A snapshot that is being rolled back to must not be written.
         if self.rolling().is_some_and(|name| name == self.known.model.name(key)) {
             return Ok(None);
         }
@@ -92,7 +92,7 @@ impl Run<'_> {
             offset = if cursor < size { cursor } else { 0 };
             len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
         }
-        // The model keeps track of parts of sectors only while nothing else changes the volume.
+        // The model tracks parts of sectors only while nothing else changes the volume.
         let quiet = move |o: &Inflight| {
             matches!(o.doing, OperationState::Change { .. } | OperationState::Control(_)) && o.keys.contains(&key)
         };
@@ -109,7 +109,7 @@ impl Run<'_> {
         self.known.model.bytes(key, offset, op.number, &mut buf);
         let rec = self.known.model.write(key, offset, len, what);
         let start = self.known.model.now();
-        // As a client's next request does; none may come of it.
+        // Announces a client's next request, which may never arrive.
         let coming = (op.draws[3] / 8).is_multiple_of(4).then(|| volume.announce_write(offset + len, len)).flatten();
         self.submit(OperationState::Change { rec, fua }, start, vec![key], text, async move {
             let _coming = coming;
@@ -124,7 +124,7 @@ impl Run<'_> {
         if ragged { self.wait(quiet) } else { Ok(()) }
     }
 
-    /// Writes many chunks of a stretch: what is kept of them fills leaves of its map.
+    /// Writes many chunks of a range: their exceptions fill leaves of the map.
     pub(in crate::origins) fn sweep(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let chunks = self.setup.origin / self.setup.chunk;
@@ -133,7 +133,7 @@ impl Run<'_> {
         self.touch(op.number, (first..first + count).step_by(stride).collect())
     }
 
-    /// Writes a page of each of these chunks of the origin at once; the executor draws their order.
+    /// Writes a page of each of these chunks of the origin concurrently; the executor draws their order.
     pub(in crate::origins) fn touch(&mut self, number: u32, chunks: Vec<u64>) -> Result<(), Violation> {
         let key = self.known.origin;
         if !self.is_there(key)? {
@@ -161,7 +161,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What lies in an origin, or shows through to it, is left alone.
+    /// Discards a range of the origin or of a clone with a backing, which must change nothing.
     pub(in crate::origins) fn discard(&mut self, op: &Op) -> Result<(), Violation> {
         let (rests, flattening) = (self.known.rests.clone(), self.known.flattening.clone());
         let origin = self.known.origin;
