@@ -1,5 +1,5 @@
-//! The copier keeps the order in which copies were asked for when buffers run out, whatever the disk does; and
-//! with the historical mistake (the job that gets no buffer goes to the end of the queue) it does not.
+//! The copier keeps the order of submission when buffers run out, whatever the disk does; and with the
+//! historical bug (the job that gets no buffer goes to the end of the queue) it does not.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -27,14 +27,14 @@ impl Seen {
         self.reads.is_sorted() && self.writes.is_sorted()
     }
 
-    /// Every job was carried out whole.
+    /// Whether every job was carried out completely.
     fn is_complete(&self) -> bool {
         [self.reads.len(), self.writes.len()] == [JOBS as usize * 3; 2] && self.ended.len() == JOBS as usize
     }
 }
 
-/// Copies a stretch in jobs that do not touch, with buffers for one sub-job at a time. `near`: whether the
-/// jobs lie near each other; `gated`: nothing is to be written before all is read, for which there are not enough
+/// Copies a range in jobs that do not touch, with buffers for one sub-job at a time. `near`: whether the jobs
+/// lie near each other; `gated`: nothing is written before all is read, for which there are not enough
 /// buffers.
 fn copy(seed: u64, near: bool, gated: bool) -> Seen {
     let exec = Executor::new(seed);

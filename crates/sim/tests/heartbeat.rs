@@ -43,7 +43,7 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(SimDisk, E
     exec.halt();
 }
 
-/// How long `work` takes.
+/// Returns how long `work` takes.
 async fn time<T>(exec: &Executor, work: impl Future<Output = T>) -> (T, Duration) {
     let start = Runtime::now(exec);
     let value = work.await;
@@ -61,7 +61,7 @@ fn another_host_is_refused_while_the_pool_is_open_and_not_when_it_was_closed() {
             assert_eq!(refused.kind(), ErrorKind::Busy);
             assert!(refused.to_string().contains("in use on another host, \"host1\""), "{refused}");
             assert!(time_taken < 3 * SECOND, "{time_taken:?}");
-            // That did its owner no harm.
+            // That did no harm to its owner.
             pool.create("w", &CreateOptions::new(MIB, 1)).await.unwrap();
             pool.close().await.unwrap();
             let (opened, time_taken) = time(&exec, open(&disk, &exec, OpenOptions { read_only, ..host(2, 3) })).await;
@@ -106,7 +106,7 @@ fn of_two_hosts_at_once_one_opens_the_pool() {
             while opened.borrow().len() < 3 {
                 exec.sleep(SECOND / 10).await;
             }
-            // An owner that was overtaken in the moment between look and claim has noticed by its next beat.
+            // An owner that was overtaken between check and claim has noticed by its next beat.
             exec.sleep(2 * SECOND).await;
             let mut writable = 0;
             for pool in opened.take().into_iter().flatten() {
@@ -124,7 +124,7 @@ fn an_owner_that_was_overtaken_writes_no_more_and_says_by_whom() {
         pool.create("v", &CreateOptions::new(MIB, 1)).await.unwrap();
         let volume = pool.volume("v").unwrap();
         volume.write(0, Buf::copy_of(&[1; 4096]), true).await.0.unwrap();
-        // It stood still while another host waited: that one's beat is on the disk.
+        // It was stopped while another host waited: that one's beat is on the disk.
         let medium = disk.freeze(Crash::Kill).crash(u64::MAX);
         let elsewhere = SimDisk::new(medium, &exec, 5);
         let other = open(&elsewhere, &exec, host(2, 2)).await.unwrap();

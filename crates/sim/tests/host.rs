@@ -1,5 +1,5 @@
-//! A sparse pool whose file system runs full behaves like a full pool: nothing breaks, and what is removed
-//! makes room.
+//! A sparse pool whose file system becomes full behaves like a full pool: nothing breaks, and deleting frees
+//! space.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::future::Future;
@@ -97,7 +97,7 @@ fn metadata_that_finds_no_room_fails_nothing_and_is_written_when_there_is_some()
                     exec.sleep(Duration::from_secs(3)).await;
                 }
             }
-            // In place, reads, flushes and verbs go on.
+            // Writes in place, reads, flushes and verbs continue.
             write(&pool, "a", 2, 9).await.unwrap();
             pool.flush().await.unwrap();
             pool.snapshot(&[("a", "s")], 2).await.unwrap();
@@ -116,7 +116,7 @@ fn what_is_given_back_early_is_not_asked_for_after_a_power_cut() {
     for seed in 0..40 {
         run(seed, async move |exec, disk| {
             let pool = pool(&exec, &disk, WhenFull::Error).await;
-            // A snapshot's tables and those of the volume differ, and the checkpoint knows both.
+            // The tables of a snapshot and of the volume differ, and the checkpoint has both.
             pool.snapshot(&[("a", "s")], 2).await.unwrap();
             write(&pool, "a", 1, 5).await.unwrap();
             pool.checkpoint().await.unwrap();
@@ -149,7 +149,8 @@ fn a_write_that_the_host_had_no_room_for_keeps_neither_space_nor_room() {
             for _ in 0..100 {
                 assert_eq!(write(&pool, "b", 0, 2).await, Err(ErrorKind::NoSpace));
             }
-            // What a part of them took is there for one that fits, also where it was given back early before.
+            // The space of a part of them suffices for one that fits, also where it was discarded early
+            // before.
             pool.delete(&["a"]).await.unwrap();
             for size in [20, 20, 6, 1] {
                 let _ = volume.write(8 * MIB, Buf::copy_of(&vec![2; size << 20]), false).await;
@@ -175,7 +176,7 @@ fn who_waits_for_space_waits_for_the_host_too() {
         let (began, other) = (exec.now(), disk.clone());
         let later = exec.clone();
         exec.spawn(Box::pin(async move {
-            // The executor rings the next timer early now and then: there is always one that is near.
+            // The executor sometimes expires the next timer early: there is always one that is near.
             for second in 0..200 {
                 later.sleep(Duration::from_secs(1)).await;
                 if second == 10 {
@@ -204,7 +205,7 @@ fn who_waits_for_room_goes_on_when_the_first_commit_has_found_it() {
             disk.arm(Fault { on: Request::Write, harm: ReadDamage::Enospc, when: When::Once(1), within: superblocks });
             pool.snapshot(&[("a", "s")], 2).await.unwrap();
             exec.sleep(Duration::from_secs(3)).await;
-            // Both look whether somebody waits for room.
+            // Both check whether an operation waits for space.
             pool.gather("a", |_, _| true).await.unwrap();
             pool.checkpoint().await.unwrap();
             assert_whole(&pool).await;

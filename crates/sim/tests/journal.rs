@@ -1,5 +1,5 @@
-//! Journals that get more than fits: more records than they are long, a record longer than what replay
-//! reads at once.
+//! Journals with more than fits: more records than they are long, and a record longer than what replay reads
+//! at a time.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, PoolInfo};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-/// Turns after which something that should have ended has not.
+/// Step limit of operations that must end.
 const PATIENCE_STEPS: u64 = 3_000_000;
 
 async fn pool(device: &MemoryDevice, exec: &Executor, journal: u64) -> Pool<MemoryDevice> {
@@ -31,7 +31,7 @@ fn more_records_than_the_journal_is_long_are_taken_by_a_checkpoint() {
         pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         let volume = pool.volume("a").unwrap();
         volume.write(0, Buf::copy_of(b"kept"), false).await.0.unwrap();
-        // 25 bytes of journal each; nobody flushes.
+        // 25 bytes of journal each, without a flush.
         for i in 0..50_000 {
             volume.discard((1 + i % 1000) * 8192, 4096).await.unwrap();
         }

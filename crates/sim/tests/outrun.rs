@@ -1,4 +1,4 @@
-//! Changes of names that come faster than commits: what did not fit into the volatile log is not acknowledged yet.
+//! Changes of names faster than commits: what did not fit into the volatile log is not acknowledged yet.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE_STEPS: u64 = 3_000_000;
-/// Changes that are far too many for the volatile log.
+/// Far too many changes for the volatile log.
 const MANY: u32 = 1000;
 
 fn attributes(mark: u32) -> Attributes {
@@ -24,8 +24,8 @@ fn options(memory: &VolatileMemory) -> OpenOptions {
     OpenOptions { volatile: Some(log), ..OpenOptions::default() }
 }
 
-/// Opens a pool with a volume `v`, lets `work` do something, kills the process as soon as that has ended, and lets
-/// `look` see what is left.
+/// Opens a pool with a volume `v`, runs `work`, kills the process as soon as that has ended, and runs `look`
+/// on what is left.
 fn killed<W: Future<Output = ()> + 'static, L: Future<Output = ()> + 'static>(
     work: impl FnOnce(Pool<SimDisk>) -> W + 'static,
     look: impl FnOnce(Pool<SimDisk>) -> L + 'static,
@@ -89,7 +89,7 @@ fn names_that_outrun_the_volatile_log_are_kept_before_they_are_acknowledged() {
 fn a_write_behind_names_that_outrun_the_volatile_log_is_durable_when_acknowledged() {
     killed(
         |pool| async move {
-            // It is admitted before the names come.
+            // It is admitted before the names change.
             let volume = pool.volume("v").unwrap();
             let mut early = Box::pin(volume.write(MIB, Buf::copy_of(&[9; 4096]), false));
             assert!(std::future::poll_fn(|cx| std::task::Poll::Ready(early.as_mut().poll(cx).is_pending())).await);

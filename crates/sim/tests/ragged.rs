@@ -1,4 +1,4 @@
-//! Writes and reads at any byte, against a plain array, on a disk that takes whole sectors only.
+//! Writes and reads at any byte, compared with a plain array, on a disk that accepts whole sectors only.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -21,8 +21,8 @@ async fn volume(disk: SimDisk, runtime: Rc<dyn Runtime>) -> (Pool<SimDisk>, Volu
     (pool, volume)
 }
 
-/// Writes stretches of any start and length, with a snapshot now and then so that pages are
-/// provisioned, broken and written in place, and reads others back.
+/// Writes ranges of any start and length, sometimes with a snapshot so that pages are provisioned, broken and
+/// written in place, and reads others back.
 async fn exercise(disk: SimDisk, runtime: Rc<dyn Runtime>, seed: u64) {
     let (pool, volume) = volume(disk, runtime).await;
     let mut rng = Rng::new(seed);

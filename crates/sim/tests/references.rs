@@ -1,4 +1,5 @@
-//! More references to one page than 16 bits count: snapshots, tables and pages alike come and go without a trace.
+//! More references to one page than 16 bits count: snapshots, tables and pages alike are created and removed
+//! without a trace.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -17,7 +18,7 @@ fn machine(medium: Medium, seed: u64) -> (Executor, SimDisk) {
     (exec, disk)
 }
 
-/// On a machine that has the medium; then its power fails.
+/// Runs a step on a machine with the medium; then its power fails.
 fn step<F: Future<Output = ()> + 'static>(
     medium: Medium,
     seed: u64,
@@ -49,7 +50,7 @@ async fn assert_whole(pool: &Pool<SimDisk>) {
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
 }
 
-/// Nothing is there any more, and all is free.
+/// Checks that nothing is left and everything is free.
 async fn assert_empty(pool: &Pool<SimDisk>, used_at_first: u64) {
     pool.wait_freed().await.unwrap();
     assert_eq!(pool.info().used, used_at_first);
@@ -64,7 +65,7 @@ fn one_page_is_shared_by_more_places_than_16_bits_count() {
         pool.create("v", &CreateOptions::new((PLACES + 1) * PAGE, 1)).await.unwrap();
         let volume = pool.volume("v").unwrap();
         volume.write(0, Buf::copy_of(&[5; PAGE_SIZE]), false).await.0.unwrap();
-        // Odd distances: nothing but single pages can be shared.
+        // Odd distances: only single pages can be shared.
         volume.clone_range(&volume, 0, PAGE, PAGE).await.unwrap();
         let mut places = 2;
         while places < PLACES {
@@ -80,7 +81,7 @@ fn one_page_is_shared_by_more_places_than_16_bits_count() {
         assert_whole(&pool).await;
         let volume = pool.volume("v").unwrap();
         let before = pool.info().used;
-        // All but some go; those that are left still read what they did, and their page is not reused.
+        // Most are removed; those that are left still read the same, and their page is not reused.
         volume.discard(0, (PLACES - 10) * PAGE).await.unwrap();
         pool.wait_freed().await.unwrap();
         volume.write(0, Buf::copy_of(&vec![9; 8 * MIB as usize]), false).await.0.unwrap();
@@ -115,7 +116,7 @@ fn a_volume_may_have_more_snapshots_than_16_bits_count_references() {
         for i in 0..SNAPSHOTS {
             pool.snapshot(&[("v", &format!("s{i}"))], 1).await.unwrap();
         }
-        // All of its tables lose one reference, what they refer to gains one.
+        // All of its tables lose one reference, their targets gain one.
         volume.write(PAGE, Buf::copy_of(&[6; PAGE_SIZE]), false).await.0.unwrap();
         volume.flush().await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! A pool gets another UUID: whatever comes meanwhile, it is a whole pool with the old one or the new one.
+//! A pool gets another UUID: after any interruption it is a whole pool with the old one or the new one.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -20,7 +20,7 @@ async fn open(disk: &SimDisk, exec: &Executor) -> Pool<SimDisk> {
     Pool::open(disk.clone(), Rc::new(exec.clone()), OpenOptions::default()).await.unwrap()
 }
 
-/// A pool with a volume and a snapshot, closed in order.
+/// Creates a pool with a volume and a snapshot, closed cleanly.
 fn pool() -> Medium {
     let (exec, disk) = machine(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 16 * MIB), 1);
     let (made, runtime) = (disk.clone(), exec.clone());
@@ -42,7 +42,7 @@ fn pool() -> Medium {
     medium
 }
 
-/// The UUID of a pool that is whole, can be written, and holds what it held.
+/// Returns the UUID of a pool after checking that it is whole, writable, and has its old contents.
 fn verified(medium: Medium, seed: u64) -> u8 {
     let (exec, disk) = machine(medium, seed);
     let runtime = exec.clone();
@@ -59,7 +59,7 @@ fn verified(medium: Medium, seed: u64) -> u8 {
         let uuid = pool.info().uuid;
         drop(volume);
         pool.close().await.unwrap();
-        // What was written meanwhile is found again, by its journal and by its checkpoint.
+        // Data written meanwhile is found again, by its journal and by its checkpoint.
         let pool = open(&disk, &runtime).await;
         let (result, buf) = pool.volume("v@s").unwrap().read(0, Buf::zeroed(4096)).await;
         result.unwrap();

@@ -1,4 +1,4 @@
-//! Volumes that get their name when they are finished: whatever comes before that leaves nothing of them.
+//! Volumes that get their name when they are finished: any interruption before that leaves nothing of them.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use forkdisk::{Attributes, Child, CreateOptions, ErrorKind, FormatOptions, OpenO
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-/// Turns after which something that should have ended has not.
+/// Step limit of operations that must end.
 const PATIENCE_STEPS: u64 = 3_000_000;
 
 async fn open(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
@@ -49,7 +49,7 @@ fn a_crash_before_the_name_deletes_the_volume_and_a_name_makes_it_last() {
     for is_named in [false, true] {
         run(move |device, runtime| async move {
             let pool = pool(&device, &runtime).await;
-            // The root's record has the empty name: that of an orphan must not be taken for it.
+            // The root's record has the empty name: an orphan's record must not be mistaken for it.
             let attributes = Attributes { mode: 0o750, uid: 1, gid: 2, accessed: 3, modified: 4, changed: 5 };
             pool.set_folder_attributes("", attributes, 1).unwrap();
             let volume = pool.create_unnamed(&CreateOptions::new(8 * MIB, 1)).unwrap();

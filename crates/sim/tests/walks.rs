@@ -1,4 +1,4 @@
-//! Walks over whole maps while writers do not stand still: `check`, and what deleting would free.
+//! Walks over whole maps while writers continue: `check`, and what deleting would free.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::cell::Cell;
@@ -15,7 +15,7 @@ const BLOCK: u64 = 1 << 20;
 const PATIENCE_STEPS: u64 = 50_000_000;
 const WALKS: u64 = 12;
 
-/// A pool in which changed metadata goes into a checkpoint soon.
+/// Creates a pool in which changed metadata goes into a checkpoint soon.
 async fn pool(disk: SimDisk, runtime: Rc<dyn Runtime>, size: u64) -> Pool<SimDisk> {
     let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: None };
     Pool::format(&disk, &options).await.unwrap();
@@ -29,7 +29,7 @@ async fn pool(disk: SimDisk, runtime: Rc<dyn Runtime>, size: u64) -> Pool<SimDis
     pool
 }
 
-/// What writers have done so far, and whether they shall go on.
+/// Progress of the writers, and whether they continue.
 #[derive(Default)]
 struct Writers {
     done: Cell<u64>,
@@ -37,8 +37,8 @@ struct Writers {
     stop: Cell<bool>,
 }
 
-/// Writes single pages all over the volume, and replaces its snapshot now and then, so that tables
-/// are copied and given up all the time. Ends when told to, or when there is no space.
+/// Writes single pages all over the volume, and sometimes replaces its snapshot, so that tables are copied
+/// and released all the time. Ends on request, or when there is no space.
 async fn write_on(pool: Pool<SimDisk>, writers: Rc<Writers>, seed: u64) {
     writers.running.set(writers.running.get() + 1);
     let volume = pool.volume("a").unwrap();
@@ -59,7 +59,7 @@ async fn write_on(pool: Pool<SimDisk>, writers: Rc<Writers>, seed: u64) {
     writers.running.set(writers.running.get() - 1);
 }
 
-/// Runs `walk` several times beside two writers; says how often they came to write during walks.
+/// Runs `walk` several times beside two writers; returns how often they wrote during walks.
 async fn beside_writers(exec: Executor, pool: Pool<SimDisk>, walk: impl AsyncFn(&Pool<SimDisk>)) -> Vec<u64> {
     let writers = Rc::new(Writers::default());
     for seed in 1..=2 {
@@ -89,8 +89,8 @@ where
     assert_eq!(disk.misuse(), None, "seed {seed}");
 }
 
-/// A walk may find all it looks for in memory: then it ends before any request of a writer does. But
-/// some have to wait for the disk.
+/// A walk may find everything in memory: then it ends before any request of a writer does. But some walks
+/// must wait for the disk.
 fn assert_writers_went_on(beside: &[u64]) {
     assert!(beside.iter().filter(|&&writes| writes > 0).count() >= beside.len() / 4, "{beside:?}");
 }
@@ -150,7 +150,7 @@ fn what_a_check_held_back_is_free_when_it_has_ended() {
 
 #[test]
 fn no_write_fails_for_want_of_the_space_that_a_check_holds_back() {
-    // Two snapshots and the volume fit in, but not much more: whatever is held back is missed soon.
+    // Two snapshots and the volume fit in, but not much more: withheld space is missed soon.
     run(7, 28 << 20, async move |exec, disk| {
         let pool = pool(disk, Rc::new(exec.clone()), 28 << 20).await;
         let walk = async |pool: &Pool<SimDisk>| match pool.check().await {

@@ -1,4 +1,4 @@
-//! A pool and an origin on disks that count.
+//! A pool and an origin on disks that count requests.
 
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ pub const CHUNK: u64 = 64 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const CHAINED: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
 
-/// A pool and an origin on disks of their own.
+/// A pool and an origin on separate disks.
 #[derive(Clone)]
 pub struct World {
     pub pool: Pool<SimDisk>,
@@ -22,7 +22,7 @@ pub struct World {
 }
 
 impl World {
-    /// What both disks were asked for while `work` ran: of the pool's, of the origin's.
+    /// Returns the requests of both disks while `work` ran: the pool's, the origin's.
     pub async fn counts(&self, work: impl Future<Output = ()>) -> (Counts, Counts) {
         let before = self.disks.each_ref().map(SimDisk::counts);
         work.await;
@@ -46,7 +46,7 @@ impl World {
         volume.write(offset, Buf::copy_of(&vec![byte; len as usize]), false).await.0.unwrap();
     }
 
-    /// The one byte that all of a range holds.
+    /// Returns the one byte that all of a range holds.
     pub async fn byte(&self, name: &str, offset: u64, len: u64) -> u8 {
         let volume = self.pool.volume(name).unwrap();
         let (result, buf) = volume.read(offset, Buf::zeroed(len as usize)).await;
@@ -72,7 +72,7 @@ where
     run_with(OpenOptions::default(), pool, origin, protect, test);
 }
 
-/// As [`run`], with a pool opened in another way.
+/// As [`run`], with other open options.
 pub fn run_with<F>(open: OpenOptions, pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
 where
     F: Future<Output = ()> + 'static,
@@ -80,7 +80,7 @@ where
     run_seeded(3, open, pool, origin, protect, test);
 }
 
-/// As [`run_with`], in another order of what may happen in any order.
+/// As [`run_with`], with another seed for the order of events.
 pub fn run_seeded<F>(
     seed: u64,
     open: OpenOptions,
@@ -111,7 +111,7 @@ pub fn run_seeded<F>(
     exec.halt();
 }
 
-/// The machine that comes up again with what a crash left.
+/// Returns a restarted machine with the disks that a crash left.
 pub fn restarted(media: [Medium; 2], seed: u64) -> (Executor, [SimDisk; 2], Rc<Executor>) {
     let exec = Executor::new(seed);
     let disks = media.map(|medium| SimDisk::new(medium, &exec, seed));
@@ -119,7 +119,7 @@ pub fn restarted(media: [Medium; 2], seed: u64) -> (Executor, [SimDisk; 2], Rc<E
     (exec, disks, runtime)
 }
 
-/// Resolves when the executor has done so many steps.
+/// Resolves when the executor has run `step` steps.
 pub async fn at_step(exec: &Executor, step: u64) {
     poll_fn(|cx| match exec.steps() >= step {
         true => Poll::Ready(()),

@@ -1,5 +1,5 @@
-//! Origins in numbers: what a write, a read and a deletion cost, and what is refused. Requests are
-//! counted on the pool's disk and the origin's.
+//! Origins in numbers: the cost of a write, a read and a deletion, and what is refused. Requests are counted
+//! on the pool's disk and the origin's.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod lab;
@@ -45,7 +45,7 @@ fn a_sequential_write_costs_one_read_and_two_writes_and_few_flushes() {
     });
 }
 
-/// All of them, each begun behind the one before it.
+/// Runs all of them, each begun behind the one before it.
 async fn in_order<const N: usize>(work: [impl Future<Output = ()>; N]) {
     let mut left: Vec<_> = work.into_iter().map(Box::pin).collect();
     poll_fn(|cx| {
@@ -61,7 +61,7 @@ fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
         w.write("org", 0, 32 * MIB, 1).await;
         w.snapshot("s", CHAINED).await;
         w.write("org", 30 * MIB, 4096, 1).await;
-        // As a file system writes a file: nearly as large as may be, and not at the edges of chunks.
+        // As a file system writes a file: nearly of maximum size, and not aligned to chunks.
         let lengths = [MIB, MIB / 3 / 4096 * 4096, MIB, MIB, MIB - 4096, MIB, MIB, MIB];
         let (pool, origin) = w
             .counts(async {
@@ -83,7 +83,7 @@ fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
 #[test]
 fn the_first_write_behind_a_snapshot_reads_nothing_of_the_pool() {
     run(256 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
-        // Beside the first: all that is known to be free is handed out.
+        // Beside the first: all space that is known to be free is allocated.
         for i in 0..40u32 {
             w.snapshot(&format!("s{i}"), CHAINED).await;
             let (pool, _) = w.counts(w.write("org", u64::from(i) * MIB / 2, CHUNK, 1)).await;
@@ -96,7 +96,7 @@ fn the_first_write_behind_a_snapshot_reads_nothing_of_the_pool() {
 fn a_write_behind_a_copy_does_not_wait_for_the_one_before_it_to_be_made() {
     run(64 * MIB, 8 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
         w.snapshot("s", CHAINED).await;
-        // They share a chunk, and the first takes its time.
+        // They share a chunk, and the first is slow.
         w.disks[1].slow_down(4096..8192);
         let order = RefCell::new(Vec::new());
         let write = async |start: u64, end: u64| {
@@ -193,7 +193,7 @@ fn used_space_is_what_is_kept_and_all_of_it_comes_back() {
         assert_eq!(w.pool.find("org@a").unwrap().referenced, 32 * CHUNK);
         assert_eq!(w.pool.find("org@b").unwrap().referenced, 8 * CHUNK);
         assert_eq!(w.pool.usage("org@a").await.unwrap().exclusive, 32 * CHUNK);
-        // What only b needs goes; the rest is handed to a, which has it all already.
+        // Exceptions that only b needs are freed; the rest goes to a, which has all of it already.
         assert_eq!(w.pool.usage("org@b").await.unwrap().exclusive, 8 * CHUNK);
         w.write("org", 100 * CHUNK, 512, 3).await;
         assert_eq!(w.pool.usage("org@b").await.unwrap().exclusive, 8 * CHUNK, "a needs the last one");
@@ -280,7 +280,7 @@ fn a_full_pool_stops_the_write_and_leaves_origin_and_snapshots_as_they_are() {
         assert!(written > 16, "{written} chunks of {CHUNK}");
         assert_eq!(w.byte("org@s", 0, 16 * MIB).await, 0);
         assert_eq!(w.byte("org", written * CHUNK, CHUNK).await, 0, "nothing is written without its copy");
-        // What is kept can be written again.
+        // Chunks with exceptions can be written again.
         w.write("org", 0, written * CHUNK, 2).await;
         w.pool.delete(&["org@s"]).await.unwrap();
         w.pool.wait_freed().await.unwrap();
@@ -302,7 +302,7 @@ fn a_write_is_not_refused_for_tables_that_it_does_not_need() {
             w.write("v", at, CHUNK, 1).await;
             at += CHUNK;
         }
-        // 60 chunks that each of the five keeps: 1.2 MiB.
+        // 60 chunks with an exception of each of the five snapshots: 1.2 MiB.
         w.write("org", 2 * MIB, 240 << 10, 2).await;
         assert_eq!(w.byte("org@e", 2 * MIB, 240 << 10).await, 0);
     });
@@ -388,7 +388,7 @@ fn bad_options_change_nothing() {
 
 #[test]
 fn a_large_range_is_looked_through_once_however_small_the_cache_is() {
-    // 8,192 chunks are kept: some 130 pages of the ordered map, of which the cache holds a dozen.
+    // 8,192 exceptions: some 130 pages of the ordered map, of which the cache holds a dozen.
     let small = OpenOptions { cache: 64 << 10, ..OpenOptions::default() };
     let mut protect = options(0, OriginFull::Error);
     protect.chunk = 4096;
@@ -435,7 +435,8 @@ fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
         assert_eq!((w.byte("org@s", MIB, 100).await, w.byte("org@s", MIB + 100, 1000).await), (0, 8));
         assert_eq!((w.byte("org@old", 0, 8 * MIB).await, w.byte("org", 0, 2 * MIB).await), (0, 1));
         assert_eq!(w.byte("c", 4096, 4096).await, 7, "as it was when it was cloned");
-        // 2 MiB that the origin lost, and three pages: one of them written twice, once for the clone.
+        // 2 MiB that were overwritten in the origin, and three pages: one of them written twice, once for the
+        // clone.
         assert_eq!(w.pool.find("org@s").unwrap().referenced, 2 * MIB + 2 * 4096);
         assert_eq!(w.pool.find("c").unwrap().referenced, 2 * 4096);
         let fixed = w.pool.volume("org@old").unwrap();
@@ -460,10 +461,10 @@ fn a_checkpoint_between_a_dead_snapshots_map_and_its_exceptions_leaves_a_whole_p
         for i in 0..200 {
             w.write("org", i * CHUNK, 4096, 1).await;
         }
-        // Its map has tables that no checkpoint has placed when it dies.
+        // Its map has tables that no checkpoint has placed when it is deleted.
         w.write("org@s", 0, 8192, 2).await;
         w.pool.delete(&["org@s"]).await.unwrap();
-        // The reaper has its first turn: the map goes, and little of what was kept.
+        // The first step of the reaper: it frees the map, and few of the exceptions.
         while w.pool.info().freeing < CHUNK {
             w.byte("org", 0, 4096).await;
         }
@@ -521,7 +522,7 @@ fn a_write_that_needs_what_a_checkpoint_is_bringing_back_waits_for_it() {
                 true => pool.checkpoint().await.unwrap(),
                 false => {
                     at_step(clock, start + step).await;
-                    // With something to be committed.
+                    // With something to commit.
                     w.write("small", 0, 4096, 1).await;
                     w.write("org", MIB, MIB, 2).await;
                 }

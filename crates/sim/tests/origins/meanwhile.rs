@@ -1,4 +1,4 @@
-//! What changes while a verb waits: state that was copied before a wait is not taken for the state after it.
+//! Changes while a verb waits: state that was copied before a wait is not used after it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,12 +10,12 @@ use forkdisk_sim::planted::{self, Bug};
 use crate::in_order;
 use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, World, at_step, options, restarted, run, run_seeded};
 
-/// Steps of the executor after which the other one begins.
+/// Steps of the executor after which the second operation begins.
 fn steps() -> impl Iterator<Item = u64> {
     (0..50).chain((50..600).step_by(20))
 }
 
-/// Runs both on a new world, the second so many steps after the first began.
+/// Runs both on a new world, the second `step` steps after the first began.
 fn both(step: u64, first: impl AsyncFn(&World) + 'static, second: impl AsyncFn(&World) + 'static) {
     run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), move |w| async move {
         w.write("org", 0, MIB, 1).await;
@@ -44,7 +44,7 @@ fn an_origin_that_is_opened_while_it_is_detached_stays_attached_or_is_refused() 
         let open = async move |w: &World| {
             let Ok(volume) = w.pool.volume("org") else { return count.set((count.get().0 + 1, count.get().1)) };
             volume.write(MIB, Buf::copy_of(&[2; 4096]), false).await.0.unwrap();
-            // Whoever snapshots an open origin finds its device.
+            // A snapshot of an open origin finds its device.
             w.pool.snapshot(&[("org", "s")], 1).await.unwrap();
             assert!(!w.pool.origins()[0].clean, "written, and called as it was left");
             count.set((count.get().0, count.get().1 + 1));
@@ -118,8 +118,8 @@ fn a_pool_that_grew_further_meanwhile_is_not_made_smaller() {
     }
 }
 
-/// Takes a snapshot and writes a checkpoint at the same time, with the origin's `nth` flush failing: whether the
-/// snapshot was acknowledged, and whether it is there after a power cut.
+/// Takes a snapshot and writes a checkpoint concurrently, with the origin's `nth` flush failing. Returns
+/// whether the snapshot was acknowledged, and whether it is there after a power cut.
 fn snapshot_beside_a_failed_flush(seed: u64, nth: u64, step: u64) -> (bool, bool) {
     let outcome = Rc::new(Cell::new((false, false)));
     let out = outcome.clone();
@@ -151,7 +151,8 @@ fn snapshot_beside_a_failed_flush(seed: u64, nth: u64, step: u64) -> (bool, bool
     outcome.get()
 }
 
-/// Acknowledged snapshots that a failed flush took back, and how many were acknowledged beside one.
+/// Returns how many acknowledged snapshots a failed flush reverted, and how many were acknowledged beside
+/// one.
 fn taken_back() -> (u32, u32) {
     let (mut lost, mut acknowledged) = (0, 0);
     for (seed, nth) in (0..8).flat_map(|seed| (2..5).map(move |nth| (seed, nth))) {
@@ -170,14 +171,15 @@ fn an_acknowledged_snapshot_stays_when_another_flush_of_its_origin_fails() {
     let (lost, acknowledged) = taken_back();
     assert!(acknowledged > 20, "{acknowledged}");
     assert_eq!(lost, 0, "of {acknowledged}");
-    // With the mistake that was made once it is found.
+    // With the historical bug it is found.
     planted::set(Some(Bug::SettledFromCopy));
     let (lost, _) = taken_back();
     planted::set(None);
     assert!(lost > 0, "the test does not see what it is for");
 }
 
-/// Sectors that snapshots of an origin show wrongly after one between them was deleted with nothing in the cache.
+/// Returns the sectors that snapshots of an origin show wrongly after one between them was deleted with
+/// nothing in the cache.
 fn lost_by_a_cold_deletion(seed: u64) -> u64 {
     let wrong = Rc::new(Cell::new(0));
     let out = wrong.clone();
@@ -185,8 +187,8 @@ fn lost_by_a_cold_deletion(seed: u64) -> u64 {
     let small = OpenOptions { cache: 16 << 10, ..OpenOptions::default() };
     run_seeded(seed, small, 64 * MIB, 4 * MIB, protect, move |w| async move {
         w.write("org", 0, 4 * MIB, 1).await;
-        // Pieces of the first snapshot lie between those of the second, in the order of chunks: leaves of the map of
-        // what is kept lose their pairs when that is deleted.
+        // Pieces of the first snapshot lie between those of the second, in the order of chunks: leaves of the
+        // map of exceptions lose their pairs when the second is deleted.
         w.snapshot("old", CHAINED).await;
         for at in (0..1024).filter(|at| (at + seed).is_multiple_of(3)) {
             w.write("org", at * 4096, 4096, 2).await;

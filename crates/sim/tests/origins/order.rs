@@ -1,4 +1,4 @@
-//! A stream's writes reach the origin in the order in which they came, whoever of them waited for a copy and for which.
+//! A stream's writes reach the origin in the order of arrival, whichever of them waited for a copy out.
 
 use std::rc::Rc;
 
@@ -10,13 +10,13 @@ use forkdisk_sim::executor::Executor;
 use crate::in_order;
 use crate::lab::{MIB, PATIENCE_STEPS, at_step, options};
 
-/// Requests of a file of zeroes, nearly as large as may be and not at the edges of chunks.
+/// Requests of a file of zeroes, nearly of maximum size and not aligned to chunks.
 const WRITES: usize = 20;
 const SEEDS: u64 = 12;
 const LEN: u64 = MIB - 12 * 4096;
 
-/// How many of the writes of a stream reach the origin behind one that came later; each comes so many steps of the
-/// executor after the one before it.
+/// Returns how many of the writes of a stream reach the origin behind a later one; each arrives `pause` steps
+/// of the executor after the one before it.
 fn shuffled(seed: u64, pause: u64) -> usize {
     let exec = Executor::new(seed);
     let config = Config { sector: 512, cache: Volatile::Yes };
@@ -56,6 +56,6 @@ fn those_that_wait_for_different_copies_go_on_in_the_order_in_which_they_came() 
     let all = SEEDS as usize * pauses.len() * WRITES;
     let late: usize = (0..SEEDS).flat_map(|seed| pauses.map(|pause| shuffled(seed, pause))).sum();
     println!("{late} of {all}");
-    // Who may go on at the same time does so in any order.
+    // Writes that are released at the same time continue in any order.
     assert!(late <= all / 480, "{late} of {all}");
 }

@@ -1,4 +1,4 @@
-//! Which device is an origin's, after a crash and when it has become longer.
+//! Recognition of an origin's device, after a crash and after it has become longer.
 
 use forkdisk::{Buf, ErrorKind, OpenOptions, OriginChange, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
@@ -9,15 +9,15 @@ fn place() -> OriginPlace {
     OriginPlace::at("/dev/x", 0)
 }
 
-/// What a disk holds whose every byte is `byte`.
+/// Returns a disk that is filled with `byte`.
 fn disk_of(len: u64, byte: u8) -> Medium {
     let mut medium = Medium::blank(Config { sector: 512, cache: Volatile::Yes }, len);
     medium.damage(|image| image.write(0, &vec![byte; len as usize]));
     medium
 }
 
-/// Kills the process, and offers the pool another disk than the origin's; what the error says. No write reaches
-/// the disk. The origin's own is taken afterwards.
+/// Kills the process, and offers the pool another disk than the origin's; returns the error's text. No write
+/// reaches the disk. Afterwards the origin's own is accepted.
 fn offered_after_kill(w: &World, other: Medium, seed: u64) -> String {
     let [pool, origin] = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(u64::MAX));
     let (exec, [device, other], runtime) = restarted([pool, other], seed);
@@ -94,7 +94,7 @@ fn a_device_of_another_identity_is_refused_unless_its_contents_were_copied_there
         w.write("org", 0, MIB, 1).await;
         w.pool.detach_origin("org", || 0).await.unwrap();
         let attach = async |identity| w.pool.attach_origin("org", w.disks[1].clone(), &at(identity)).await;
-        // What was not known before is noted.
+        // What was not known before is recorded.
         attach("wwn:1").await.unwrap();
         w.pool.detach_origin("org", || 0).await.unwrap();
         let refused = attach("wwn:2").await.unwrap_err();

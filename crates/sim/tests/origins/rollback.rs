@@ -28,7 +28,7 @@ fn a_rollback_moves_what_differs_and_no_more() {
         assert_eq!(origin.bytes_read, changed, "what newer snapshots need of it is kept");
         assert!((changed..changed + MIB).contains(&pool.bytes_written), "{pool:?}");
         assert!((changed..changed + MIB).contains(&pool.bytes_read), "{pool:?}");
-        // Once more there is nothing to keep, and what is written back is what is there.
+        // The second time nothing needs to be copied out, and the written data equals what is there.
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         w.pool.rollback("org", "b").await.unwrap();
         w.pool.wait_rollback("org", |_, _| true).await.unwrap();
@@ -41,7 +41,7 @@ fn a_rollback_moves_what_differs_and_no_more() {
 #[test]
 fn writes_during_a_rollback_stay_and_the_next_rollback_ignores_them() {
     let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
-    // Hardly a table of what is kept stays in memory.
+    // Hardly any page of the map of exceptions stays in memory.
     let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
     run_with(open, 128 * MIB, 32 * MIB, protect, |w| async move {
         w.write("org", 0, 32 * MIB, 1).await;
@@ -57,7 +57,8 @@ fn writes_during_a_rollback_stay_and_the_next_rollback_ignores_them() {
         assert!(w.pool.delete(&["org@a"]).await.is_err_and(refused));
         assert!(w.pool.unprotect("org", true).await.is_err_and(refused));
         assert_eq!(w.pool.origins()[0].rolling.as_deref(), Some("org@a"));
-        // Chunks far from each other, so that lists of several kinds come and go, from the end on.
+        // Chunks far from each other, so that lists of several kinds are created and removed, from the end
+        // on.
         let places: Vec<u64> = (0..40).map(|i| (39 - i) * 200 * 4096).collect();
         for &at in &places {
             w.write("org", at, 512, 3).await;
@@ -86,7 +87,7 @@ fn a_rollback_survives_closing_and_waits_for_room() {
         w.snapshot("a", CHAINED).await;
         w.write("org", 0, 8 * MIB, 2).await;
         w.snapshot("b", CHAINED).await;
-        // What "b" needs finds no room beside this.
+        // There is not enough space for what "b" needs beside this.
         w.pool.create("filler", &CreateOptions::new(8 * MIB, 1)).await.unwrap();
         w.write("filler", 0, 7 * MIB, 9).await;
         w.pool.rollback("org", "a").await.unwrap();
@@ -140,7 +141,7 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
             w.byte("org@a", 0, 4096).await;
         }
         assert!(w.pool.origins()[0].rolling.is_some(), "it has begun");
-        // Somebody writes to a chunk that has to be brought back for it.
+        // A write to a chunk that must be restored first.
         w.exec.spawn(Box::pin(async move { writer.write("org", 0, 512, 3).await }));
         // Flushes do not end meanwhile.
         for _ in 0..200 {
@@ -170,14 +171,14 @@ fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_en
     run(64 * MIB, 4 * CHUNK, options(0, OriginFull::Error), |w| async move {
         w.write("org", 0, 4 * CHUNK, 1).await;
         w.snapshot("a", SnapshotFlags { writable: true, ..CHAINED }).await;
-        // A page of its own, which is written in place from now on.
+        // A separate page, which is written in place from now on.
         w.write("org@a", 0, 4096, 2).await;
         w.pool.volume("org@a").unwrap().flush().await.unwrap();
         w.pool.rollback("org", "a").await.unwrap();
         while w.pool.origins()[0].rolling.is_some() {
             at_step(&w.exec, w.exec.steps() + 1).await;
         }
-        // That it has ended is not durable yet, nor will it be as long as anybody reads.
+        // Its end is not durable yet, and will not be while reads are running.
         w.disks[0].slow_flushes();
         let (done, writer) = (Rc::new(Cell::new(false)), w.clone());
         let noted = done.clone();

@@ -1,4 +1,4 @@
-//! What will be written soon is kept along with the first copy that a snapshot needs.
+//! Chunks that will be written soon are copied out together with the first copy that a snapshot needs.
 
 use forkdisk::{Buf, CreateOptions, OpenOptions, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
@@ -59,7 +59,7 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
         w.disks[1].disarm();
         let (pool, _) = w.counts(w.write("org", 90 * CHUNK, 4096, 2)).await;
         assert_eq!((pool.flushes, pool.bytes_written), (0, 0), "it is kept");
-        // What was written to the origin gets through the power cut, what the pool has not flushed does not.
+        // Data written to the origin survives the power cut, what the pool has not flushed does not.
         let media = [w.disks[0].freeze(Crash::Power).crash(0), w.disks[1].freeze(Crash::Kill).crash(0)];
         let (exec, [device, origin], runtime) = restarted(media, 1);
         let bytes = exec.run(PATIENCE_STEPS, async move {
@@ -78,8 +78,8 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
     });
 }
 
-/// Whether a first write finds room in a pool with so many free pages, with something that will be written soon or
-/// without.
+/// Returns whether a first write finds space in a pool with `free` free pages, with or without chunks that
+/// will be written soon.
 fn finds_room(free: u64, soon: bool) -> bool {
     let found = std::rc::Rc::new(std::cell::Cell::new(false));
     let out = found.clone();
