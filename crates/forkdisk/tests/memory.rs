@@ -1,4 +1,4 @@
-//! What volumes and snapshots take in memory while they are idle.
+//! Memory of idle volumes and snapshots.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use forkdisk::testing::Inline;
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 const COUNT: u64 = 10_000;
-/// Bounds for each snapshot, as README and ARCHITECTURE state them.
+/// Limit per snapshot, as stated in README and ARCHITECTURE, in bytes.
 const MAX_BYTES: u64 = 600;
 const MAX_ALLOCATIONS: u64 = 3;
 
@@ -43,7 +43,7 @@ fn an_idle_snapshot_takes_little_memory_and_few_allocations() {
     let empty = measure(|| std::mem::forget(pool(&runtime, &disk)));
     let first = pool(&runtime, &disk);
     runtime.run(first.create("base", &CreateOptions::new(1 << 30, 1))).unwrap();
-    // What the pool allocates once is there before the snapshots that count.
+    // One-time allocations of the pool are made before the measured snapshots.
     runtime.run(snapshots(&first, COUNT..COUNT + 100));
     let before = disk.resident();
     let taken = measure(|| {
@@ -56,7 +56,7 @@ fn an_idle_snapshot_takes_little_memory_and_few_allocations() {
     let device = disk.resident() as i64 - before as i64;
     check("taken", taken.bytes_current - device, taken.count_current - device / PAGE_SIZE as i64);
 
-    // Figures of a snapshot that was read stay, its state as an open volume does not.
+    // Counters of a snapshot that was read stay, its state as an open volume does not.
     let opened = measure(|| {
         runtime.run(async {
             for i in 0..COUNT {

@@ -1,5 +1,5 @@
-//! The counters say what was done, to the byte: every figure is compared with known work, and the
-//! requests with what a recording device saw.
+//! The counters are exact to the byte: every figure is compared with known work, and the requests with what a
+//! recording device saw.
 
 use std::rc::Rc;
 

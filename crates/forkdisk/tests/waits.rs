@@ -1,4 +1,4 @@
-//! `docs/waits.md` lists every function of the engine that waits, and says what it holds across the wait.
+//! `docs/waits.md` lists every function of the engine that waits, and what it holds across the wait.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/waits.md");
 /// A file below `src` and a function in it.
 type Function = (String, String);
 
-/// The name of the function that a line begins.
+/// Returns the name of the function that a line begins.
 fn function(line: &str) -> Option<&str> {
     let rest = ["pub(crate) ", "pub(super) ", "pub "].iter().find_map(|v| line.strip_prefix(v)).unwrap_or(line);
     let name = rest.strip_prefix("async ").unwrap_or(rest).strip_prefix("fn ")?;
@@ -27,7 +27,7 @@ fn sources(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// Functions that wait, outside of tests.
+/// Returns the functions that wait, outside of tests.
 fn waiting() -> BTreeSet<Function> {
     let (mut files, mut out) = (Vec::new(), BTreeSet::new());
     sources(Path::new(SOURCE), &mut files);
@@ -48,7 +48,7 @@ fn waiting() -> BTreeSet<Function> {
     out
 }
 
-/// Functions of the list.
+/// Returns the functions of the list.
 fn listed() -> BTreeSet<Function> {
     let text = fs::read_to_string(LIST).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! A pool on a device in memory that counts, delays and refuses, by a clock that is moved by hand.
+//! A pool on a device in memory that counts, delays and refuses, with a clock that is set by hand.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,16 +13,16 @@ use forkdisk::{BreakPolicy, CreateOptions, FormatOptions, OpenOptions, Pool, Res
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
-/// What every request takes.
+/// Latency of every request.
 pub const LATENCY: Duration = Duration::from_millis(5);
 
 pub type Disk = RecordingDevice<DelayingDevice<FailingDevice<MemoryDevice>>>;
 type Verdict = Rc<RefCell<Box<dyn FnMut(&Request) -> bool>>>;
 
-/// How writes have ended, in that order: which, and its result.
+/// The writes in the order of their ends: number and result.
 pub type Ended = Rc<RefCell<Vec<(usize, Result<()>)>>>;
 
-/// A pool, and what is beneath it.
+/// A pool, and what is below it.
 pub struct Lab {
     pub clock: Inline,
     pub disk: Disk,
@@ -59,12 +59,12 @@ impl Lab {
         self.pool = Lab::open(&self.clock, &self.disk);
     }
 
-    /// Fails every request of which this is true.
+    /// Fails every request for which `verdict` returns true.
     pub fn refuse(&self, verdict: impl FnMut(&Request) -> bool + 'static) {
         *self.refuse.borrow_mut() = Box::new(verdict);
     }
 
-    /// A volume `v` of `size` bytes, all of them written as `fill`, with the snapshot `v@s`.
+    /// Creates a volume `v` of `size` bytes, all of them written as `fill`, with the snapshot `v@s`.
     pub fn shared(&self, size: u64, chunk: u64, policy: BreakPolicy, fill: u8) -> Volume<Disk> {
         let options = CreateOptions { chunk, break_policy: policy, ..CreateOptions::new(size, 1) };
         self.clock.run(self.pool.create("v", &options)).expect("created");
@@ -82,7 +82,7 @@ impl Lab {
         self.clock.run(volume.write(at, filled(len, fill), false)).0
     }
 
-    /// Starts writes without waiting for them; how each ends is in the list.
+    /// Starts writes without waiting for them; the list collects how each ends.
     pub fn write_all(&self, volume: &Volume<Disk>, writes: &[(u64, u64, u8)]) -> Ended {
         let ended = Ended::default();
         for (i, &(at, len, fill)) in writes.iter().enumerate() {
@@ -110,7 +110,7 @@ impl Lab {
         buf.to_vec()
     }
 
-    /// Bytes read, bytes written (whatever they are), number of flushes.
+    /// Returns bytes read, bytes written (of any kind), and number of flushes.
     pub fn counts(&self) -> (u64, u64, u64) {
         let seen = self.disk.take();
         (seen.bytes(RequestKind::Read), seen.bytes(RequestKind::WriteData), seen.count(RequestKind::Flush))
@@ -122,14 +122,14 @@ impl Lab {
     }
 }
 
-/// A buffer of one byte repeated.
+/// Returns a buffer of one byte repeated.
 pub fn filled(len: u64, fill: u8) -> Buf {
     let mut buf = Buf::zeroed(len as usize);
     buf.fill(fill);
     buf
 }
 
-/// Requests of a kind: where and how long.
+/// Returns offset and length of the requests of a kind.
 pub fn places(seen: &Recording, kind: RequestKind) -> Vec<(u64, u64)> {
     seen.requests.iter().filter(|r| r.kind == kind).map(|r| (r.offset, r.len)).collect()
 }

@@ -1,5 +1,5 @@
-//! The break policy `copy`: a first write to a shared chunk copies the chunk. What the device counts,
-//! what is there afterwards, what a failure leaves.
+//! The break policy `copy`: a first write to a shared chunk copies the chunk. What the device counts, the
+//! contents afterwards, and the effect of a failure.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod lab;
@@ -21,7 +21,7 @@ fn a_break_reads_and_writes_every_byte_of_the_chunk_at_most_once() {
     let last = written.last().expect("written");
     assert_eq!(last.0 + last.1 - written[0].0, MIB, "in one piece: {written:?}");
     assert_eq!(seen.count(RequestKind::Flush), 0);
-    // From now on the chunk is the volume's own.
+    // From now on the chunk is exclusive.
     lab.write(&v, MIB, 512 * KIB, 0).expect("written");
     assert_eq!(lab.counts(), (0, 512 * KIB, 0));
     let mut expected = vec![1; 8 << 20];
@@ -48,7 +48,7 @@ fn where_the_device_clones_nothing_is_read_and_only_the_write_is_written() {
             (read, written),
             "{len} at {at}"
         );
-        // The page that is completed is written whole.
+        // The completed page is written whole.
         let cloned = MIB - read;
         assert_eq!((seen.bytes(RequestKind::Clone), seen.count(RequestKind::Clone)), (cloned, 2), "one per sub-job");
         let data = (after.data, before.data);
@@ -58,7 +58,7 @@ fn where_the_device_clones_nothing_is_read_and_only_the_write_is_written() {
         expected[(MIB + at) as usize..(MIB + at + len) as usize].fill(0);
         assert_eq!(lab.read(&v, 0, 8 * MIB), expected);
         assert_eq!(lab.read(&lab.pool.volume("v@s").expect("there"), 0, 8 * MIB), vec![1; 8 << 20]);
-        // The clone is the volume's own: what is written to it reaches nobody else.
+        // The clone is exclusive: writes to it reach no other volume.
         lab.write(&v, MIB, 64 * KIB, 2).expect("written");
         assert_eq!(lab.read(&lab.pool.volume("v@s").expect("there"), 0, 8 * MIB), vec![1; 8 << 20]);
         lab.assert_sound();
@@ -122,7 +122,7 @@ fn what_was_never_written_stays_a_hole() {
 fn writes_that_find_the_chunk_being_copied_go_along() {
     let lab = Lab::new();
     let v = lab.shared(4 * MIB, MIB, BreakPolicy::Copy, 1);
-    // One behind the other, a gap, over the edge of a sub-job, less than a page, the end of the chunk.
+    // Contiguous, a gap, over the edge of a sub-job, less than a page, the end of the chunk.
     let writes = [
         (MIB, 4 * KIB, 2),
         (MIB + 4 * KIB, 4 * KIB, 3),
@@ -194,7 +194,7 @@ fn a_copy_that_fails_leaves_the_old_chunk_and_no_space_taken() {
             lab.clock.run(lab.pool.checkpoint()).expect("written");
             let used = lab.pool.info().used;
             let mut seen = 0;
-            // The failing device calls every write data.
+            // The failing device reports every write as data.
             lab.refuse(move |request| {
                 let hit = request.kind == kind && request.len >= 200 * KIB;
                 seen += u32::from(hit);
@@ -207,7 +207,7 @@ fn a_copy_that_fails_leaves_the_old_chunk_and_no_space_taken() {
             let outcome = |i: usize| &results.iter().find(|r| r.0 == i).expect("ended").1;
             let error = outcome(0).clone().expect_err("a part of its copy failed");
             assert!(error.kind() == ErrorKind::Io && error.to_string().contains("refused"), "{error}");
-            // The second had gone along; it was written by itself then.
+            // The second had joined; it was then written separately.
             assert!(outcome(1).is_ok() && outcome(2).is_ok(), "{results:?}");
             let mut expected = vec![1; 4 << 20];
             expected[(MIB + 900 * KIB) as usize..(MIB + 904 * KIB) as usize].fill(3);

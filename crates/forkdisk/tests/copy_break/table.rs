@@ -52,7 +52,8 @@ fn the_counts_are_those_of_the_document() {
     for (chunk, ios) in CELLS {
         for &io in ios {
             let (read, written, ..) = overwrite(chunk * KIB, io * KIB, 512 * KIB);
-            // Of each chunk all but the first write is read; all of it is written, then the other writes in place.
+            // Of each chunk everything except the first write is read; all of it is written, then the other
+            // writes in place.
             let covered = io as f64 / chunk as f64;
             assert_eq!((read, written), (1.0 - covered, 2.0 - covered), "{chunk} {io}");
             writeln!(table, "| {}M | {io}K | {read:.3} | {written:.3} |", chunk / 1024).expect("a string");
@@ -78,8 +79,8 @@ fn the_effect_of_the_size_of_a_sub_job_is_that_of_the_document() {
     assert_documented(&table);
 }
 
-/// What a break costs that copies the whole chunk first and writes the client's bytes afterwards (1 read and
-/// 2 written per byte), in the same places, with sub-jobs of 512 KiB of which 8 are in flight.
+/// Returns the cost of a break that copies the whole chunk first and writes the client's bytes afterwards (1
+/// read and 2 written per byte), in the same places, with sub-jobs of 512 KiB of which 8 are in flight.
 fn copy_then_write(chunk: u64, io: u64) -> Recording {
     let mut requests = Vec::new();
     let mut add = |kind, from: u64, to: u64, step: u64| {

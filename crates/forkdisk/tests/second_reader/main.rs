@@ -1,6 +1,5 @@
-//! docs/format.md is enough to read a pool: a reader written from it finds in the pages of the
-//! device what the engine says is in the volumes, after closing in order and after a kill, and the
-//! counts on the device are the references there are.
+//! docs/format.md is enough to read a pool: a reader written from it finds on the device the same volumes as
+//! the engine, after a clean close and after a kill, and the counts on the device equal the references.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod reader;
@@ -17,7 +16,7 @@ use reader::PAGE;
 const POOL: u64 = 900 << 20;
 const MIB: u64 = 1 << 20;
 
-/// A pool in memory, and what is done to it.
+/// A pool in memory, and the operations on it.
 struct Lab {
     disk: MemoryDevice,
     tasks: Inline,
@@ -50,7 +49,7 @@ impl Lab {
         (self.random >> 33) % n
     }
 
-    /// The name of a volume, or of a snapshot, of those there are.
+    /// Returns the name of an existing volume or snapshot.
     fn any(&mut self, snapshot: bool) -> Option<String> {
         let names: Vec<_> = self.pool.list().into_iter().filter(|v| v.snapshot == snapshot).map(|v| v.name).collect();
         (!names.is_empty()).then(|| names[self.below(names.len() as u64) as usize].clone())
@@ -61,7 +60,7 @@ impl Lab {
         format!("folder/{}", self.made)
     }
 
-    /// Some bytes that begin and end anywhere in a volume of `size` bytes.
+    /// Returns a range with any start and end in a volume of `size` bytes.
     fn range(&mut self, size: u64) -> (u64, u64) {
         let unit = [1, 512, 4096, MIB][self.below(4) as usize].min(size);
         let from = self.below(size / unit) * unit;
@@ -69,7 +68,7 @@ impl Lab {
         (from, len.min(size - from))
     }
 
-    /// One operation, any; those that do not fit what there is are refused and change nothing.
+    /// Runs one random operation; those that are not possible are refused and change nothing.
     fn step(&mut self) {
         let (pool, tasks) = (self.pool.clone(), self.tasks.clone());
         let Some(name) = self.any(false).filter(|_| self.below(20) > 0) else {
@@ -133,8 +132,7 @@ impl Lab {
         }
     }
 
-    /// Reads all volumes through the engine and through the second reader, and notes what there was to
-    /// be seen.
+    /// Reads all volumes through the engine and through the second reader, and notes the cases covered.
     fn compare(&mut self, seen: &mut Seen) {
         let page = |number: u64| {
             let segment = Segment { offset: number * PAGE as u64, at: 0, len: PAGE };
@@ -172,16 +170,16 @@ impl Lab {
     }
 }
 
-/// What the comparisons came across.
+/// The cases that the comparisons covered.
 #[derive(Default)]
 struct Seen {
     /// Records in the journal.
     replayed: usize,
-    /// How often data had to be looked at to know whether a group counts.
+    /// How often data had to be verified to decide whether a group is valid.
     witnessed: usize,
-    /// How often the journal has gone round.
+    /// How often the journal has wrapped around.
     rounds: u64,
-    /// How often there was a log of counts, how often it was shorter than before, and how long it was.
+    /// How often there was a log of counts, how often it was shorter than before, and its length.
     logged: usize,
     emptied: usize,
     log: u32,
@@ -204,7 +202,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
         }
         for _ in 0..12 {
             (0..100).for_each(|_| lab.step());
-            // As a kill would leave it: nothing runs on, all that was acknowledged is there.
+            // As a kill would leave it: no task continues, everything acknowledged is there.
             lab.tasks.run(lab.pool.flush()).expect("flushed");
             lab.compare(&mut seen);
             if lab.below(3) == 0 {

@@ -1,5 +1,5 @@
-//! A reader of pools, written from docs/format.md. It shares nothing with the engine but two
-//! checksum crates, and it believes nothing: every page is checked as the document says.
+//! A reader of pools, written from docs/format.md. It shares only two checksum crates with the engine and
+//! trusts nothing: every page is verified as the document requires.
 
 use std::collections::BTreeMap;
 
@@ -44,14 +44,14 @@ pub struct Volume {
     cursor: u64,
 }
 
-/// A pool as it is on its device.
+/// A pool as stored on its device.
 pub struct Pool<'a> {
     page: &'a dyn Fn(u64) -> Vec<u8>,
     sb: Vec<u8>,
     pub volumes: BTreeMap<u64, Volume>,
     /// Records of the journal that were applied.
     pub replayed: usize,
-    /// Checksums that were asked.
+    /// Data checksums that were verified.
     pub witnessed: usize,
 }
 
@@ -84,7 +84,7 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
 }
 
 impl<'a> Pool<'a> {
-    /// Reads the pool of which `page` gives the pages.
+    /// Reads the pool; `page` returns its pages.
     pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
         let mut pool = Pool { page, sb: superblock(page), volumes: BTreeMap::new(), replayed: 0, witnessed: 0 };
         pool.directory();
@@ -99,12 +99,12 @@ impl<'a> Pool<'a> {
         pool
     }
 
-    /// Whether it was closed in order.
+    /// Whether it was closed cleanly.
     pub fn is_clean(&self) -> bool {
         u64_at(&self.sb, 64) == 1
     }
 
-    /// Volumes and snapshots by their whole names.
+    /// Returns volumes and snapshots by their full names.
     pub fn by_name(&self) -> BTreeMap<String, &Volume> {
         let name = |v: &Volume| match v.state {
             1 => v.name.clone(),
@@ -113,7 +113,7 @@ impl<'a> Pool<'a> {
         self.volumes.values().filter(|v| v.state != 3).map(|v| (name(v), v)).collect()
     }
 
-    /// Page `number` of a volume, zeroes where it has a hole.
+    /// Returns page `number` of a volume, zeroes for a hole.
     pub fn contents(&self, volume: &Volume, number: u64) -> Vec<u8> {
         volume.map.get(&number).map_or_else(|| vec![0; PAGE], |&page| (self.page)(page))
     }
@@ -188,7 +188,7 @@ impl<'a> Pool<'a> {
         (0..count).map(|i| (u64_at(&self.sb, 168 + 16 * i), u64_at(&self.sb, 176 + 16 * i))).collect()
     }
 
-    /// The journal's page that `position` lies in.
+    /// Returns the journal's page that contains `position`.
     fn ring(&self, position: u64) -> Vec<u8> {
         let total: u64 = self.extents().iter().map(|e| e.1).sum();
         let mut at = position / PAGE as u64 % total;
@@ -201,7 +201,7 @@ impl<'a> Pool<'a> {
         unreachable!("within the ring")
     }
 
-    /// How often the journal has gone round, as of the superblock.
+    /// Returns how often the journal has wrapped around, as of the superblock.
     pub fn journal_rounds(&self) -> u64 {
         u64_at(&self.sb, 136) / (self.extents().iter().map(|e| e.1).sum::<u64>() * PAGE as u64)
     }
@@ -228,7 +228,7 @@ impl<'a> Pool<'a> {
                 break;
             }
             (chain, incarnation, position) = (value, born, position + pages * PAGE as u64);
-            // Whatever a later group says was durable need not be looked at.
+            // Groups that a later one reports as durable need no verification.
             let confirmed = u64_at(&group, 24);
             let sure = held.iter().take_while(|g| u64_at(g, 16) + u64::from(u32_at(g, 32)) <= confirmed).count();
             held.drain(..sure).for_each(|g| drop(self.records(&g, fresh)));
@@ -245,7 +245,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Applies the records of a group from sequence number `fresh` on; returns what follows them.
+    /// Applies the records of a group from sequence number `fresh` on; returns the bytes behind them.
     fn records(&mut self, group: &[u8], fresh: u64) -> Vec<u8> {
         let mut fields = Fields(&group[64..]);
         for sequence in (u64_at(group, 16)..).take(u32_at(group, 32) as usize) {
@@ -357,7 +357,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// What the counts of a pool say, or what they should say.
+/// The actual or the expected counts of a pool.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub blocks: BTreeMap<u64, u32>,
@@ -373,7 +373,7 @@ impl Counts {
         change(&mut self.pages, page, by);
     }
 
-    /// Pages that anything refers to.
+    /// Returns the pages with references.
     fn used(&self) -> u64 {
         let alone = self.pages.keys().filter(|&&page| !self.blocks.contains_key(&(page / 256))).count();
         256 * self.blocks.len() as u64 + alone as u64
@@ -389,7 +389,7 @@ fn change(counts: &mut BTreeMap<u64, u32>, of: u64, by: i64) {
 }
 
 impl Pool<'_> {
-    /// The counts as they are on the device.
+    /// Returns the counts on the device.
     pub fn counts(&self) -> Counts {
         let (mut counts, mut used) = (Counts::default(), 0);
         for i in 0..u32_at(&self.sb, 164) as usize {
@@ -400,12 +400,12 @@ impl Pool<'_> {
         counts
     }
 
-    /// Pages of the log of counts.
+    /// Returns the pages of the log of counts.
     pub fn count_log_pages(&self) -> u32 {
         u32_at(&self.sb, 3868)
     }
 
-    /// Adds what the log of counts says; returns by how much the pages in use change.
+    /// Applies the log of counts; returns the change of the pages in use.
     fn logged(&self, counts: &mut Counts) -> i64 {
         let pages = u64::from(self.count_log_pages());
         let log: Vec<u8> = (1..=pages).flat_map(|i| (self.page)(if i < 128 { i } else { i + 1 })).collect();
@@ -441,7 +441,7 @@ impl Pool<'_> {
         used
     }
 
-    /// Adds what lies below an entry of the count tree; returns the pages in use there.
+    /// Adds the counts below an entry of the count tree; returns the pages in use there.
     fn count_page(&self, level: u8, index: u64, entry: &[u8], counts: &mut Counts) -> u64 {
         let (slot, sum, said) = (u64::from(entry[0]), u32_at(entry, 4), u64_at(entry, 8));
         let common = u32::from(u16_at(entry, 2));
@@ -474,7 +474,7 @@ impl Pool<'_> {
         used
     }
 
-    /// Every reference there is, counted by walking all maps.
+    /// Returns all references, counted by walking all maps.
     pub fn references(&self) -> Counts {
         let mut counts = Counts::default();
         let mut seen = std::collections::BTreeSet::new();
@@ -483,12 +483,12 @@ impl Pool<'_> {
         todo.push((Entry::new(&self.sb[120..136]), self.sb[104], 0, 0));
         while let Some((entry, level, first, cursor)) = todo.pop() {
             match entry.kind {
-                // What lies before the cursor of a dead volume is no reference any more.
+                // Entries before the cursor of a dead volume are no references any more.
                 _ if first + span(level) <= cursor => continue,
                 0 => continue,
                 _ => *counts.pages.entry(entry.page).or_default() += 1,
             }
-            // What a shared table points to is counted once: its entries are.
+            // The targets of a shared table are counted once: its entries are.
             if !seen.insert(entry.page) {
                 continue;
             }
@@ -520,7 +520,7 @@ fn block_counts(bytes: &[u8], block: u64, common: u32, counts: &mut Counts) -> u
     if whole > 0 { 256 } else { pages.iter().filter(|&&n| n > 0).count() as u64 }
 }
 
-/// Fields one after the other.
+/// Fields in sequence.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -559,7 +559,7 @@ impl Fields<'_> {
         if n.is_multiple_of(2) { (n / 2) as i64 } else { -((n / 2) as i64) - 1 }
     }
 
-    /// Which of a block's pages.
+    /// Returns a set of a block's pages.
     fn bits(&mut self) -> Vec<u64> {
         let parameters = self.u8();
         let (mut pages, mut at, mut bits) = (Vec::new(), 0, Vec::new());
@@ -571,7 +571,7 @@ impl Fields<'_> {
         pages
     }
 
-    /// A Rice code; `bits` are those left of the last byte.
+    /// Returns a Rice code; `bits` are those left of the last byte.
     fn code(&mut self, parameter: u8, bits: &mut Vec<u8>) -> u64 {
         let mut bit = || {
             if bits.is_empty() {

@@ -1,21 +1,20 @@
-//! A volume whose pages others had, too, writes in place as soon as those are gone for good.
+//! A volume whose pages were shared writes in place as soon as the other references are durably gone.
 
 use forkdisk::{OpenOptions, PAGE_SIZE};
 
 use crate::lab::{Lab, Page, stamp};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages that are mapped, in two virtual blocks by tables and in two as wholes.
+/// Pages that are mapped, in two virtual blocks by tables and in two as whole blocks.
 const PAGES: u64 = 1024;
 
-/// Where pages lie, by the number in them.
+/// Returns where pages lie, by the number in them.
 fn places(mut pages: Vec<Page>) -> Vec<u64> {
     pages.sort_by_key(|page| page.stamp);
     pages.iter().map(|page| page.at).collect()
 }
 
-/// What is given up to change something else in the same table, or in the block where the table lies, leaves them
-/// alone.
+/// Releases that change other entries of the same table, or the block where the table lies, leave them alone.
 #[test]
 fn a_page_provisioned_beside_others_does_not_break_them() {
     Lab::run(128, OpenOptions::default(), |lab| async move {
@@ -33,7 +32,7 @@ fn a_page_provisioned_beside_others_does_not_break_them() {
         lab.pool.delete(&["volume"]).await.expect("it is deleted");
         lab.pool.wait_freed().await.expect("it settles");
         lab.tape.take();
-        // A hole in a table that is there, and one in a table that is not, so that those above it change.
+        // A hole in a table that exists, and one in a table that does not, so that those above it change.
         for page in [255, 40 * 256 + 7] {
             clone.write(page * PAGE, stamp(1 << 20, 1), false).await.0.expect("there is space");
         }
@@ -47,7 +46,7 @@ fn a_page_provisioned_beside_others_does_not_break_them() {
     });
 }
 
-/// What was left out of a chunk goes there as long as the rest stays there: they are one piece from then on.
+/// Pages left out of a chunk go there as long as the rest stays there: they are contiguous from then on.
 #[test]
 fn a_hole_is_filled_beside_the_rest_of_its_chunk_unless_that_is_shared() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
@@ -68,14 +67,14 @@ fn a_hole_is_filled_beside_the_rest_of_its_chunk_unless_that_is_shared() {
             assert_eq!(requests, 1, "from page {page} on");
             assert!(pages.windows(2).all(|w| w[0].at + 1 == w[1].at), "from page {page} on");
         }
-        // By themselves, some way off first.
+        // Separately, some distance away first.
         for page in [247, 252, 249, 251, 248] {
             lab.write(&clone, page, 1, page).await.expect("there is space");
         }
         lab.tape.take();
         clone.write(247 * PAGE, stamp(247, 6), false).await.0.expect("there is space");
         assert_eq!(lab.tape.take().1, 1);
-        // What others still have holds no new page back in its old chunk.
+        // A new page does not go to its old chunk beside pages that are still shared.
         lab.pool.snapshot(&[("clone", "s")], 0).await.expect("a snapshot");
         lab.tape.take();
         for page in [299, 300] {

@@ -1,4 +1,4 @@
-//! What random first writes after a snapshot make the pool write: everything, per byte of its client.
+//! Write amplification of random first writes after a snapshot: everything written, per byte of the client.
 //!
 //! Large volumes are scaled down by 16 together with the memory for changed metadata: every write still meets
 //! another table and another page of counts, and the tables above take the same share of the memory.
@@ -16,8 +16,8 @@ use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A device that counts what is written, and keeps of it only what does not begin with a page of zeroes:
-/// clients write nothing else.
+/// A device that counts what is written, and stores only what does not begin with a page of zeroes: clients
+/// write nothing else.
 #[derive(Clone)]
 struct Scale {
     inner: MemoryDevice,
@@ -39,15 +39,15 @@ impl Device for Scale {
     }
 }
 
-/// What a device had to do for each of its client's writes.
+/// Device work for each of the client's writes.
 #[derive(Debug)]
 struct Cost {
-    /// Bytes written per byte of the client, all in all and of data.
+    /// Bytes written per byte of the client, in total and of data.
     written: f64,
     data: f64,
 }
 
-/// A permutation of `0..span`, a power of two, that looks random.
+/// A pseudo-random permutation of `0..span`, a power of two.
 fn scattered(i: u64, span: u64) -> u64 {
     let (bits, mask) = (span.trailing_zeros(), span - 1);
     let mix = |x: u64| x.wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask;
@@ -55,8 +55,8 @@ fn scattered(i: u64, span: u64) -> u64 {
     mix(fold(mix(fold(mix(i)))))
 }
 
-/// `count` pages of a full volume of `gib` GiB that a snapshot shares, in random order, with `dirty` MiB for
-/// changed metadata; a flush and a checkpoint at the end.
+/// Returns the cost of writing `count` pages of a full volume of `gib` GiB that a snapshot shares, in random
+/// order, with `dirty` MiB for changed metadata; includes a flush and a checkpoint at the end.
 fn cost(gib: u64, dirty: usize, count: u64) -> Cost {
     let tasks = Inline::default();
     let (size, span) = (gib << 30, (gib << 30) / PAGE);
@@ -114,7 +114,7 @@ fn with_memory_for_it_many_writes_share_a_table() {
 
 const SIZE: u64 = 512 << 20;
 
-/// Makes a full volume `0` of [`SIZE`] bytes.
+/// Creates a full volume `0` of [`SIZE`] bytes.
 async fn full_volume<D: Device>(pool: &Pool<D>) {
     pool.create("0", &CreateOptions::new(SIZE, 0)).await.expect("a new volume");
     let first = pool.volume("0").expect("just made");
@@ -124,8 +124,9 @@ async fn full_volume<D: Device>(pool: &Pool<D>) {
     pool.checkpoint().await.expect("it succeeds");
 }
 
-/// Bytes of metadata that each of `rounds` wrote, beginning with a full volume of that number: for pages of a clone in
-/// random order, with the checkpoint behind them by itself, and for the removal of what it was cloned from.
+/// Returns the bytes of metadata that each of `rounds` wrote, beginning with a full volume of that number:
+/// for pages of a clone in random order, for the checkpoint behind them separately, and for the deletion of
+/// the clone's source.
 async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, rounds: Range<u64>) -> Vec<[u64; 3]> {
     let mut out = Vec::new();
     for round in rounds {
@@ -150,7 +151,7 @@ async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, round
     out
 }
 
-/// Runs `test` on a pool with a [`full_volume`] on `device`, and checks the pool, opened again too.
+/// Runs `test` on a pool with a [`full_volume`] on `device`, and checks the pool, also after reopening it.
 fn on_full_pool<D: Device + Clone + 'static>(tasks: &Inline, device: D, test: impl AsyncFnOnce(&Pool<D>) + 'static) {
     let (runtime, size) = (Rc::new(tasks.clone()), device.len());
     tasks.run(async move {
@@ -168,7 +169,8 @@ fn on_full_pool<D: Device + Clone + 'static>(tasks: &Inline, device: D, test: im
     });
 }
 
-/// Of `rounds`, those in which pages of counts were written beside the pages of the clone; `usual` is without.
+/// Returns the number of `rounds` in which pages of counts were written beside the pages of the clone;
+/// `usual` is the amount without.
 fn emptied(rounds: &[[u64; 3]], usual: u64) -> usize {
     rounds.iter().filter(|round| round[0] > usual + 64 * PAGE).count()
 }

@@ -1,4 +1,4 @@
-//! What a flush costs, and where the next write to the same page goes.
+//! The cost of a flush, and where the next write to the same page goes.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use forkdisk::{OpenOptions, Pool, Runtime as _, VolatileLog, VolatileMemory};
 use super::lab::{Disk, Lab, stamp};
 use forkdisk::testing::Inline;
 
-/// Writes a page, flushes, and returns where it went and how many flushes of the device that took.
+/// Writes a page, flushes, and returns where it went and how many device flushes that took.
 async fn write_and_flush(lab: &Lab, volume: &Disk, page: u64, number: u64) -> (u64, u64) {
     lab.tape.take();
     let before = lab.pool.statistics().flushes;
@@ -102,7 +102,7 @@ fn who_waits_for_a_commit_waits_for_one_request_wherever_in_the_journal_that_lie
         let length = lab.pool.info().journal_size;
         let (mut round, start) = (0, journal().bytes);
         while journal().bytes - start < 2 * length {
-            // Everything is written elsewhere, and has a record of its own.
+            // Everything is written elsewhere, and has a separate record.
             lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
             for i in 0..1000 + round % 300 {
                 lab.write(&volume, 2 * (i * 389 % 2000), 1, i).await.expect("there is space");
@@ -126,7 +126,7 @@ fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
         let mut at_flush = Vec::new();
         while journal().bytes - start < 6 * length {
             lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
-            // More than what is committed without anybody asking.
+            // More records than start a background commit.
             for i in 0..9800 {
                 lab.write(&volume, 2 * (i * 389 % 10000), 1, i).await.expect("there is space");
             }
@@ -140,9 +140,9 @@ fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
     });
 }
 
-/// A commit is written while a checkpoint is, whose start lies behind its records. When the checkpoint has ended, what
-/// the commit vouched for may be written in place. Recovery meets its group all the same, and what is in the volatile
-/// log goes on behind it.
+/// A commit is written during a checkpoint whose start lies behind its records. When the checkpoint has
+/// ended, pages covered by the commit's checksums may be written in place. Recovery still meets its group,
+/// and the volatile log continues behind it.
 #[test]
 fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
     for delay in (0..600).step_by(20) {
@@ -164,7 +164,7 @@ fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
             lab.write(&volume, 8, 1, 3).await.expect("there is space");
             lab.tape
         });
-        // The process has died, and the device has all that it completed.
+        // The process has died, and the device has everything that it completed.
         let tasks = Inline::default();
         let tape = tape.on(&tasks, Duration::ZERO);
         tasks.clone().run(async move {

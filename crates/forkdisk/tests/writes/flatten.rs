@@ -1,4 +1,4 @@
-//! Flattening: a clone of an origin's snapshot reads the same before, meanwhile and afterwards, and then depends
+//! Flattening: a clone of an origin's snapshot reads the same before, during and after it, and then depends
 //! on nothing.
 
 use std::cell::{Cell, RefCell};
@@ -17,13 +17,13 @@ use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: u64 = 1 << 20;
-/// The last page of it is not whole.
+/// Its last page is not whole.
 const SIZE: u64 = 4 * MIB + 512;
 
-/// Where and what.
+/// Offset and data.
 type Writes = Vec<(u64, Vec<u8>)>;
 
-/// A device whose every write is written down, from the moment somebody asks for it.
+/// A device that records every write, from the request to record on.
 #[derive(Clone)]
 struct Noted {
     inner: Tape,
@@ -68,14 +68,14 @@ async fn assert_clean<D: Device>(pool: &Pool<D>) {
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
 }
 
-/// Goes on until it ends.
+/// Continues to the end.
 fn on(_: u64, _: u64) -> bool {
     true
 }
 
 impl Lab {
-    /// On a pool of `mib` MiB; the origin holds stamps but for its second MiB, the first half of which is kept for
-    /// the snapshot, which is taken with `flags`.
+    /// Runs `test` on a pool of `mib` MiB; the origin holds stamps except in its second MiB, the first half
+    /// of which is copied out for the snapshot, which is taken with `flags`.
     fn run<F: Future<Output = ()>>(mib: u64, flags: SnapshotFlags, test: impl FnOnce(Lab) -> F + 'static) {
         let tasks = Inline::default();
         let disks = [mib << 20, SIZE].map(|len| Noted::new(len, &tasks));
@@ -228,13 +228,13 @@ fn snapshots_and_clones_of_the_clone_rest_where_they_did() {
         assert!(held.contains("c@s") || held.contains("\"d\""), "{held}");
         assert!(lab.read("c").await == now && lab.read("c@s").await == before && lab.read("d").await == before);
 
-        // What is a hole by now is not what the snapshot shows there.
+        // A new hole does not show the snapshot's data.
         let c = lab.pool.volume("c").expect("it is there");
         c.discard(3 * MIB, MIB).await.expect("it makes holes");
         let runs = lab.pool.diff("c@s", "c").await.expect("it can be compared");
         assert!(runs.iter().any(|run| run.offset <= 3 * MIB && run.class == forkdisk::DiffClass::LeftOnly), "{runs:?}");
         drop(c);
-        // Rolled back, it shows through again.
+        // After a rollback the backing is visible again.
         lab.pool.rollback("c", "s").await.expect("it is not in use");
         assert!(lab.read("c").await == before);
         lab.pool.delete(&["c@s", "d"]).await.expect("not in use");
@@ -276,11 +276,11 @@ fn without_space_the_clone_is_as_before() {
     });
 }
 
-/// Sectors of 512 bytes of a page, each of which has a writer of its own.
+/// Sectors of 512 bytes of a page, each with a separate writer.
 const WRITERS: u64 = 4;
 
-/// Writes its own sector of pages where the copying is going on, and never finds it other than it left it; what it
-/// left at last, by page.
+/// Writes its own sector of pages near the copying, and checks that it never changes otherwise; returns the
+/// last values, by page.
 async fn keep_writing(lab: Lab, writer: u64, mut draw: u64, at: Rc<Cell<u64>>, before: Rc<Vec<u8>>) -> Vec<Option<u8>> {
     let c = lab.pool.volume("c").expect("it is there");
     let mut last = vec![None; 1024];
@@ -290,7 +290,7 @@ async fn keep_writing(lab: Lab, writer: u64, mut draw: u64, at: Rc<Cell<u64>>, b
         left -= u64::from(at.get() >= SIZE);
         draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         lab.tasks.sleep(Duration::from_micros(draw >> 33 & 511)).await;
-        // Here, or where it will be when the write is under way.
+        // Here, or where the copying will be when the write is running.
         let page = (at.get() / PAGE + [0, 1, 255, 256, 257, 512][(draw >> 50) as usize % 6]).min(1023);
         let (byte, offset) = ((draw >> 56) as u8, page * PAGE + writer * 512);
         if draw >> 40 & 1 == 0 {
@@ -305,7 +305,7 @@ async fn keep_writing(lab: Lab, writer: u64, mut draw: u64, at: Rc<Cell<u64>>, b
     last
 }
 
-/// Reads what nobody writes, where the copying is going on.
+/// Reads what is never written, near the copying.
 async fn keep_reading(lab: Lab, at: Rc<Cell<u64>>, before: Rc<Vec<u8>>) {
     let c = lab.pool.volume("c").expect("it is there");
     let mut round = 0;
@@ -350,14 +350,14 @@ fn writes_meanwhile_are_not_lost_and_readers_see_no_difference() {
     }
 }
 
-/// What `device` holds.
+/// Returns the contents of `device`.
 async fn image(device: &impl Device) -> Vec<u8> {
     let len = device.len() as usize;
     let whole: Segments = [forkdisk::device::Segment { offset: 0, at: 0, len }].into_iter().collect();
     device.read(Buf::zeroed(len), whole).await.1.to_vec()
 }
 
-/// A device that holds `bytes`.
+/// Returns a device that holds `bytes`.
 async fn device_of(bytes: &[u8]) -> MemoryDevice {
     let device = MemoryDevice::new(bytes.len() as u64);
     let whole: Segments = [forkdisk::device::Segment { offset: 0, at: 0, len: bytes.len() }].into_iter().collect();

@@ -1,4 +1,4 @@
-//! Gathering: what was scattered lies in one piece again, and nobody has more or less than before.
+//! Gathering: scattered pages are contiguous again, and no volume has more or less data than before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use forkdisk::testing::Inline;
 /// Pages of the volumes here.
 const PAGES: u64 = 1024;
 
-/// A volume whose page i has the number i.
+/// Creates a volume whose page i has the number i.
 async fn full(lab: &Lab, name: &str) -> Disk {
     let volume = lab.volume(name, PAGES / 256).await;
     for block in 0..PAGES / 256 {
@@ -24,7 +24,7 @@ async fn full(lab: &Lab, name: &str) -> Disk {
     volume
 }
 
-/// Writes every `step`th page, in an order that looks random, with its number plus `plus`.
+/// Writes every `step`th page, in a pseudo-random order, with its number plus `plus`.
 async fn scatter(volume: &Disk, step: u64, plus: u64) {
     let count = PAGES / step;
     for i in 0..count {
@@ -33,7 +33,7 @@ async fn scatter(volume: &Disk, step: u64, plus: u64) {
     }
 }
 
-/// "clone" of "base", of which every `step`th page was written since.
+/// Creates "clone" of "base", of which every `step`th page was written since.
 async fn scattered_clone(lab: &Lab, step: u64) -> Disk {
     drop(full(lab, "base").await);
     lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
@@ -157,7 +157,7 @@ fn what_is_shared_stays_shared() {
         for name in ["volume@then", "clone"] {
             expect(&lab, &lab.pool.volume(name).expect("it is there"), 1, 0).await;
         }
-        // Nobody writes what others have.
+        // Only exclusive pages are written.
         scatter(&lab.pool.volume("clone").expect("it is there"), 16, 200_000).await;
         scatter(&volume, 8, 300_000).await;
         expect(&lab, &volume, 8, 300_000).await;
@@ -182,7 +182,7 @@ fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
         let before = fragmentation(&lab, "volume");
         lab.pool.wait_gathered().await;
         assert_eq!((fragmentation(&lab, "volume"), fragmentation(&lab, "clone")), (before, 0.0));
-        // A snapshot has to give way.
+        // A snapshot must be deleted first.
         lab.pool.delete(&["clone"]).await.expect("it is deleted");
         lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
         scatter(&volume, 8, 200_000).await;
@@ -194,8 +194,8 @@ fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
     });
 }
 
-/// Most of a block has been written anew, so the rest could follow: all in all there would be fewer seams. But whom it
-/// was cloned from has the rest, too, and may be deleted soon.
+/// Most of a block has been rewritten, so the rest could follow: in total there would be fewer seams. But the
+/// clone's source has the rest, too, and may be deleted soon.
 #[test]
 fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
@@ -222,10 +222,10 @@ fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
     });
 }
 
-/// What is a volume's own is gathered all the same, by `auto` only if that is most of what there is to do.
+/// Exclusive pages are gathered all the same, by `auto` only if that is most of the work.
 #[test]
 fn by_policy_own_pages_are_gathered_beside_those_that_have_to_stay() {
-    // Of every `shared` pages one is that of the other still, of every `moved` one lies elsewhere than the others.
+    // Of every `shared` pages one is still shared, of every `moved` one lies elsewhere than the others.
     for (shared, moved, auto, idle) in [(4, 8, 60.0..=64.0, 45.0..=50.0), (16, 4, 10.0..=13.0, 10.0..=13.0)] {
         Lab::run(64, OpenOptions::default(), move |lab| async move {
             drop(full(&lab, "base").await);
@@ -319,7 +319,7 @@ fn a_volume_is_gathered_for_one_at_a_time() {
         let refused = second.await.expect_err("it is gathered already");
         assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
         assert_eq!(first.await.expect("it is gathered").moved, PAGES * PAGE_SIZE as u64);
-        // The next one that comes has nothing to do; one that breaks off leaves it to others.
+        // The next call has nothing to do; one that is cancelled leaves the work to others.
         let pool = lab.pool.clone();
         scatter(&clone, 4, 100_000).await;
         let broken_off = pool.gather("clone", |_, _| false).await.expect("it ends early");
@@ -363,13 +363,13 @@ fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
         settle(&lab).await;
         lab.pool.wait_gathered().await;
         let (pages, _) = lab.tape.take();
-        // A checkpoint may cut one block's copy short: that is made again.
+        // A checkpoint may cut one block's copy short: that is repeated.
         let moved: BTreeSet<(u64, u64)> = pages.iter().map(|page| (page.at, page.stamp)).collect();
         assert_eq!(moved.len() as u64, PAGES / 16, "each goes home");
         assert!(pages.len() <= moved.len() + 256 / 16, "{} pages were written", pages.len());
         assert_eq!(fragmentation(&lab, "clone"), 0.0);
         expect(&lab, &clone, 16, 100_000).await;
-        // A page here and there is not worth it.
+        // A few scattered pages are not worth it.
         lab.pool.clone_volume("clone", "next", 0).await.expect("a clone");
         let next = lab.pool.volume("next").expect("just made");
         next.write(7 << 20 >> 4, stamp(900_000, 1), false).await.0.expect("there is space");
@@ -417,7 +417,7 @@ fn auto_leaves_blocks_with_holes_and_the_end_of_a_volume_is_none() {
     });
 }
 
-/// Taking space back is a checkpoint, which nobody who is at work is to have for it.
+/// Freeing space takes a checkpoint, which must not run only for gathering while writes are running.
 #[test]
 fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
@@ -447,8 +447,8 @@ fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
     });
 }
 
-/// Where the search for free space has not come yet, as in a pool that was opened a moment ago, it is home all the
-/// same.
+/// Where the search for free space has not come yet, as in a pool that was opened a moment ago, pages go home
+/// all the same.
 #[test]
 fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
     Lab::run(256, OpenOptions::default(), |lab| async move {
@@ -472,7 +472,7 @@ fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
         assert_eq!(fragmentation(&lab, "clone"), 0.0);
         let clone = lab.pool.volume("clone").expect("it is there");
         expect(&lab, &clone, 16, 100_000).await;
-        // What it was told is free is handed out once, also when the search comes there.
+        // Space that became known as free is allocated once, also when the search comes there.
         let rest = full(&lab, "rest").await;
         scatter(&clone, 8, 200_000).await;
         expect(&lab, &rest, 1, 0).await;
@@ -482,8 +482,8 @@ fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
     });
 }
 
-/// A block that has become whole, whose pages another volume has given up, which is not durable yet: the old bytes
-/// stay.
+/// A block that has become whole, whose pages another volume has released, which is not durable yet: the old
+/// bytes stay.
 #[test]
 fn what_a_crash_would_share_again_is_not_written_in_place_once_it_is_in_one_piece() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
@@ -497,7 +497,7 @@ fn what_a_crash_would_share_again_is_not_written_in_place_once_it_is_in_one_piec
         settle(&lab).await;
         lab.pool.clone_volume("other", "clone", 0).await.expect("a clone");
         let clone = lab.pool.volume("clone").expect("just made");
-        // From here on each has tables of its own above the leaves, which they share.
+        // From here on each has separate tables above the leaves, which they share.
         clone.write((PAGES - 1) * PAGE_SIZE as u64, stamp(300_000, 1), false).await.0.expect("there is space");
         settle(&lab).await;
         lab.tape.take();
@@ -528,7 +528,7 @@ fn what_a_crash_would_share_again_is_not_written_in_place_once_it_is_in_one_piec
 fn what_can_go_home_does_and_the_rest_stays() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let clone = scattered_clone(&lab, 16).await;
-        // A snapshot holds the first of those that have been written over, and nothing else.
+        // A snapshot refers to the first of the overwritten pages, and to nothing else.
         lab.pool.snapshot(&[("base", "then")], 0).await.expect("a snapshot");
         let base = lab.pool.volume("base").expect("it is there");
         base.write_zeroes(PAGE_SIZE as u64, (PAGES - 1) * PAGE_SIZE as u64, false).await.expect("there is space");
@@ -575,7 +575,7 @@ fn where_there_is_less_room_in_a_row_several_rows_are_made() {
                 volume.write(block << 20, stamp(block * 256 + plus, 256), false).await.0.expect("there is space");
             }
         }
-        // What is left free lies in rows of about twenty blocks.
+        // The free space is in rows of about twenty blocks.
         let mut fill = Vec::new();
         for i in 0..90 {
             let volume = lab.volume(&format!("fill{i}"), 1).await;

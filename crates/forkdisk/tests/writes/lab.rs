@@ -1,4 +1,4 @@
-//! A laboratory: an executor with virtual time, and a device that writes down what reaches it.
+//! A laboratory: an executor with virtual time, and a device that records what reaches it.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -14,18 +14,18 @@ use forkdisk::{
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A page of a client's as it reached the device.
+/// A client's page as it reached the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// Number of the device request.
     pub request: u64,
-    /// Which page of the device.
+    /// Page number on the device.
     pub at: u64,
-    /// Number that [`stamp`] put into it.
+    /// Number that [`stamp`] wrote into it.
     pub stamp: u64,
 }
 
-/// A device in memory that takes its time and writes down which stamped pages reach it, in order.
+/// A device in memory with a delay that records which stamped pages reach it, in order.
 #[derive(Clone)]
 pub struct Tape {
     inner: MemoryDevice,
@@ -45,7 +45,7 @@ const MAGIC: u64 = 0x7374_616d_7065_6421;
 const READ: Duration = Duration::from_micros(500);
 const WRITE: Duration = Duration::from_micros(100);
 
-/// `pages` pages, each of which carries its own number from `first` on.
+/// Returns `pages` pages with ascending numbers from `first` on.
 pub fn stamp(first: u64, pages: usize) -> Buf {
     let mut buf = Buf::zeroed(pages * PAGE_SIZE);
     for (i, page) in buf.chunks_mut(PAGE_SIZE).enumerate() {
@@ -57,7 +57,7 @@ pub fn stamp(first: u64, pages: usize) -> Buf {
     buf
 }
 
-/// The number in a page or sector that begins like this.
+/// Returns the number in a page or sector that begins like this.
 pub fn stamp_of(bytes: &[u8]) -> Option<u64> {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     (word(0) == MAGIC).then(|| word(8))
@@ -68,12 +68,12 @@ impl Tape {
         Tape { inner: MemoryDevice::new(len), tasks: tasks.clone(), state: Rc::default(), read_time: READ }
     }
 
-    /// The same device for a process that runs other tasks; reads take `read_time`.
+    /// Returns the same device for a process that runs other tasks; reads take `read_time`.
     pub fn on(&self, tasks: &Inline, read_time: Duration) -> Tape {
         Tape { inner: self.inner.clone(), tasks: tasks.clone(), state: Rc::default(), read_time }
     }
 
-    /// The stamped pages so far, and how many requests they came in; starts anew.
+    /// Returns the stamped pages so far, and how many requests they came in; starts a new record.
     pub fn take(&self) -> (Vec<Page>, usize) {
         let pages = self.state.pages.take();
         let mut requests: Vec<u64> = pages.iter().map(|p| p.request).collect();
@@ -81,7 +81,7 @@ impl Tape {
         (pages, requests.len())
     }
 
-    /// Read requests so far.
+    /// Returns the read requests so far.
     pub fn reads(&self) -> u64 {
         self.state.reads.get()
     }
@@ -153,7 +153,7 @@ impl Lab {
         })
     }
 
-    /// A volume of `mib` MiB.
+    /// Creates a volume of `mib` MiB.
     pub async fn volume(&self, name: &str, mib: u64) -> Disk {
         self.pool.create(name, &CreateOptions::new(mib << 20, 0)).await.expect("a new volume");
         self.pool.volume(name).expect("just made")
@@ -193,7 +193,7 @@ impl Lab {
         }
     }
 
-    /// Everything of a volume in whole MiB, and a checkpoint.
+    /// Writes all of a volume in whole MiB, and a checkpoint.
     pub async fn fill(&self, volume: &Disk) {
         for at in (0..volume.size()).step_by(1 << 20) {
             volume.write(at, Buf::copy_of(&[1; 1 << 20]), false).await.0.expect("there is space");
@@ -201,7 +201,7 @@ impl Lab {
         self.pool.checkpoint().await.expect("it succeeds");
     }
 
-    /// The numbers in the pages `at..at + pages` of a volume.
+    /// Returns the numbers in the pages `at..at + pages` of a volume.
     pub async fn stamps(&self, volume: &Disk, at: u64, pages: usize) -> Vec<Option<u64>> {
         let (result, buf) = volume.read(at * PAGE, Buf::zeroed(pages * PAGE_SIZE)).await;
         result.expect("a read");

@@ -1,5 +1,5 @@
-//! Where writes go and in which order: the engine on devices in memory whose every request is written
-//! down, with a clock of its own.
+//! Where writes go and in which order: the engine on devices in memory that record every request, with a
+//! virtual clock.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod alone;

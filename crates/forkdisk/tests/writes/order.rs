@@ -1,5 +1,5 @@
-//! I5: writes to the same and neighbouring blocks reach the device in the order of acceptance, whatever
-//! one of them has to wait for. Each page carries the number under which it was written.
+//! I5: writes to the same and neighbouring blocks reach the device in the order of acceptance, whatever one
+//! of them waits for. Each page carries the number under which it was written.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::lab::{Disk, Lab, Page, stamp};
 
 type Write = LocalFuture<Result<()>>;
 
-/// Metadata that is not being changed is not kept.
+/// Returns options that keep no unchanged metadata in memory.
 fn forgetful() -> OpenOptions {
     OpenOptions { cache: 16 * 4096, ..OpenOptions::default() }
 }
@@ -20,7 +20,7 @@ async fn all(writes: Vec<Write>) {
     }
 }
 
-/// Pages that reached the device behind one with a higher number.
+/// Returns the number of pages that reached the device behind one with a higher number.
 fn inversions(pages: &[Page]) -> usize {
     pages.windows(2).filter(|w| w[0].stamp > w[1].stamp).count()
 }
@@ -31,15 +31,15 @@ fn assert_once_each(pages: &[Page], count: u64) {
     assert_eq!(stamps, (0..count).collect::<Vec<_>>(), "each page once");
 }
 
-/// A volume of which every other page of each block has been written, so that every block has a table,
-/// and none of them is in memory.
+/// Creates a volume of which every other page of each block has been written, so that every block has a
+/// table, and none of them is in memory.
 async fn scattered(lab: &Lab, name: &str, mib: u64) -> Disk {
     let volume = lab.volume(name, mib).await;
     for at in (0..mib * 256).step_by(2) {
         volume.write(at * 4096, stamp(1 << 40, 1), false).await.0.expect("there is space");
     }
     lab.pool.checkpoint().await.expect("it succeeds");
-    // Others' tables, as large, take the place of this volume's.
+    // The tables of another volume, as large, evict those of this volume.
     let other = lab.volume(&format!("{name}-other"), 32).await;
     for at in (0..32 * 256).step_by(2) {
         other.write(at * 4096, stamp(1 << 40, 1), false).await.0.expect("there is space");
@@ -53,7 +53,7 @@ async fn scattered(lab: &Lab, name: &str, mib: u64) -> Disk {
 fn nobody_overtakes_a_neighbour_that_waits_for_a_table() {
     Lab::run(256, forgetful(), |lab| async move {
         let volume = scattered(&lab, "v", 8).await;
-        // Every other block's table is in memory.
+        // The table of every other block is in memory.
         for at in (256..2048).step_by(512) {
             lab.stamps(&volume, at, 1).await;
         }
@@ -93,7 +93,7 @@ fn writes_in_place_stay_behind_a_neighbour_that_completes_its_page() {
         lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
         all((0..512).step_by(2).map(|i| lab.write(&volume, i, 1, 1 << 40)).collect()).await;
         lab.tape.take();
-        // Odd pages are broken by half a page, of which the rest is read first.
+        // Odd pages are broken by half a page; the rest is read first.
         all((0..512).map(|i| lab.write_bytes(&volume, i, if i % 2 == 0 { 4096 } else { 1000 }, i)).collect()).await;
         let (pages, _) = lab.tape.take();
         assert_eq!(inversions(&pages), 0);
@@ -113,7 +113,7 @@ fn order_holds_while_checkpoints_run_and_writers_wait_for_them() {
         }
         lab.pool.checkpoint().await.expect("it succeeds");
         lab.tape.take();
-        // In place and beside it a break, eight of each in every block: tables are soon dirty.
+        // Writes in place and breaks mixed, eight of each in every block: tables are soon dirty.
         lab.at_depth(32, 1024, move |lab, i| lab.write(&volume, i / 2 * 32 + i % 2, 1, i)).await;
         let (pages, _) = lab.tape.take();
         assert_eq!(inversions(&pages), 0);
@@ -161,7 +161,7 @@ fn unrelated_writes_do_not_wait_for_each_other() {
     });
 }
 
-/// A volume in place and one in the way: fills the pool up to the last page that is to be had.
+/// Creates two volumes, one to write in place and one that fills the pool up to the last available page.
 async fn full(lab: &Lab) -> (Disk, Disk) {
     let volume = lab.volume("v", 8).await;
     all((0..512).map(|i| lab.write(&volume, i, 1, 1 << 40)).collect()).await;
@@ -184,7 +184,7 @@ fn without_space_writes_in_place_pass_and_the_others_keep_their_order() {
     Lab::run(16, options, move |lab| async move {
         let (volume, filler) = full(&lab).await;
         let begun = lab.tasks.now();
-        // New pages in the next block, and between them pages that are there already.
+        // New pages in the next block, and between them pages that exist already.
         let waiting: Vec<Write> = (0..64).map(|i| lab.write(&volume, 512 + i, 1, i)).collect();
         let overlapping = lab.write(&volume, 500, 16, 1000);
         all((0..64).map(|i| lab.write(&volume, 256 + i, 1, 2000 + i)).collect()).await;
@@ -222,11 +222,11 @@ fn all_who_find_no_space_give_up_after_the_same_time() {
 #[test]
 fn order_holds_while_the_pool_runs_low() {
     Lab::run(16, OpenOptions::default(), |lab| async move {
-        // Some of the space comes back with a checkpoint only.
+        // Some of the space is freed only by a checkpoint.
         let (gone, volume) = (lab.volume("gone", 4).await, lab.volume("v", 64).await);
         lab.fill(&gone).await;
         gone.discard(0, 4 << 20).await.expect("it is discarded");
-        // More than there is room for, large and small: a small one may fit where a large one does not.
+        // More than there is space for, large and small: a small one may fit where a large one does not.
         let sizes = (0..2048).map(|i| if i % 2 == 0 { 8 } else { 1 });
         let places = sizes.scan(0, |at, pages| Some((std::mem::replace(at, *at + pages as u64), pages)));
         let writes: Vec<Write> = places.map(|(at, pages)| lab.write(&volume, at, pages, at)).collect();

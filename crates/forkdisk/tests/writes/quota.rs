@@ -1,4 +1,4 @@
-//! Quotas: a bound on what a volume refers to, whoever writes and whatever else there is.
+//! Quotas: a limit of what a volume refers to, independent of the writer and of other volumes.
 
 use std::rc::Rc;
 
@@ -78,7 +78,7 @@ fn at_the_quota_shared_data_can_be_overwritten() {
 fn writes_at_once_do_not_take_it_beyond_its_quota_together() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let volume = with_quota(&lab, "v", 50).await;
-        // Side by side, so that some are taken along by others, and far apart, so that none are.
+        // Adjacent, so that some are merged into others, and far apart, so that none are.
         for step in [1, 200] {
             volume.discard(0, volume.size()).await.expect("trimmed");
             let writes: Vec<_> = (0..80).map(|i| lab.write(&volume, i * step, 1, i)).collect();

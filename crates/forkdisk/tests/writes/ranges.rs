@@ -1,4 +1,4 @@
-//! What range clones cost, and that what they share stays everybody's own.
+//! The cost of range clones, and that what they share stays isolated.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const GIB: u64 = 1 << 30;
-/// What one entry of a table of level 2 covers.
+/// Bytes that one entry of a table of level 2 covers.
 const TABLE: u64 = 256 << 20;
 
-/// A device that keeps nothing that begins with a page of zeroes: clients write nothing else.
+/// A device that drops everything that begins with a page of zeroes: clients write nothing else.
 #[derive(Clone)]
 struct Sparse(MemoryDevice);
 
@@ -37,7 +37,7 @@ struct Bench {
     pool: Pool<Watched>,
 }
 
-/// Runs `test` on a pool of `gib` GiB that is opened anew, with nothing in memory, after `prepare`.
+/// Runs `test` on a pool of `gib` GiB that is reopened, with nothing in memory, after `prepare`.
 fn run<A, B>(gib: u64, prepare: impl FnOnce(Pool<Watched>) -> A + 'static, test: impl FnOnce(Bench) -> B + 'static)
 where
     A: Future<Output = ()>,
@@ -79,7 +79,7 @@ async fn fill(volume: &Volume<Watched>, from: u64, to: u64) {
     }
 }
 
-/// Pages of metadata read and written for a range clone, a flush and a checkpoint included.
+/// Returns the pages of metadata read and written for a range clone, including a flush and a checkpoint.
 async fn cost(bench: &Bench, work: impl AsyncFnOnce()) -> (u64, u64) {
     bench.pool.checkpoint().await.expect("it succeeds");
     bench.device.take();
@@ -91,7 +91,7 @@ async fn cost(bench: &Bench, work: impl AsyncFnOnce()) -> (u64, u64) {
     (seen.bytes(RequestKind::Read) / PAGE, seen.bytes(RequestKind::WriteMetadata) / PAGE)
 }
 
-/// Bytes that "source" and "target" share.
+/// Returns the bytes that "source" and "target" share.
 async fn shared(pool: &Pool<Watched>) -> u64 {
     let runs = pool.diff("source", "target").await.expect("compared");
     runs.iter().filter(|run| run.class == DiffClass::Same).map(|run| run.len).sum()
@@ -146,7 +146,7 @@ fn edges_that_do_not_cover_a_table_descend() {
         target.clone_range(&source, from, from, to - from).await.expect("shared");
         assert_eq!(bench.pool.find("target").expect("there").referenced, to - from);
         assert_eq!(shared(&bench.pool).await, to - from);
-        // A table in the middle is written on both sides: each keeps its own.
+        // A table in the middle is written on both sides: each gets its own copy.
         write(&target, 3 * TABLE, PAGE).await;
         write(&source, 4 * TABLE, PAGE).await;
         assert_eq!(bench.pool.find("target").expect("there").referenced, to - from);
@@ -170,7 +170,7 @@ fn what_a_table_takes_the_place_of_is_given_back() {
         bench.pool.wait_freed().await.expect("it settles");
         let more = bench.pool.info().unused - before;
         assert!((GIB..GIB + 64 * PAGE).contains(&more), "{more} bytes came back");
-        // Once more changes nothing, and a hole is shared like anything else.
+        // Repeating it changes nothing, and a hole is shared like anything else.
         target.clone_range(&source, 0, 0, GIB).await.expect("shared");
         source.discard(0, 2 * TABLE).await.expect("a hole");
         target.clone_range(&source, 0, 2 * TABLE, 2 * TABLE).await.expect("shared");
@@ -211,7 +211,7 @@ fn a_volume_that_was_removed_while_open_keeps_its_writes_to_itself() {
             assert_eq!(lab.stamps(shared, 0, 2).await, [Some(100), Some(101)]);
         }
         assert_eq!(lab.stamps(&source, 0, 2).await, [Some(200), Some(201)]);
-        // And as the target, which goes on to share what it got.
+        // And as the target, which continues to share what it got.
         lab.pool.remove("copy").expect("removed while it is open");
         lab.write(&copy, 0, 4, 300).await.expect("written");
         whole.clone_range(&copy, 0, 0, 4 * PAGE).await.expect("shared");
@@ -221,8 +221,8 @@ fn a_volume_that_was_removed_while_open_keeps_its_writes_to_itself() {
     });
 }
 
-/// What shared the pages lost them to another range clone, which is not durable yet: whatever becomes of the tables
-/// above them meanwhile, the old bytes stay.
+/// The other owner of the pages lost them to another range clone, which is not durable yet: whatever happens
+/// to the tables above them meanwhile, the old bytes stay.
 #[test]
 fn pages_that_a_crash_would_share_again_are_not_written_in_place() {
     Lab::run(64, OpenOptions::default(), |lab| async move {

@@ -14,8 +14,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const DIRTY: usize = 8 << 20;
 const SUPERBLOCKS: [u64; 2] = [0, 128 * PAGE];
 
-/// A device that counts bytes read, and on which, once it is held, no superblock is ever written: a checkpoint
-/// that runs does not end.
+/// A device that counts bytes read, and on which, once it is held, no superblock is ever written: a running
+/// checkpoint does not end.
 #[derive(Clone)]
 struct Held {
     inner: MemoryDevice,
@@ -46,18 +46,18 @@ impl Device for Held {
     }
 }
 
-/// What a crash left, and what reading it took.
+/// The state after a crash, and the cost of reading it.
 #[derive(Debug)]
 struct Reopened {
     /// Bytes.
     read: u64,
     journal: u64,
-    /// Writes before the metadata that had changed was as much as may be.
+    /// Writes before the changed metadata reached its limit.
     writes: u64,
 }
 
-/// `tables` tables of level 0 on the device, of which each of the writes changes another; the last `vouched` MiB of
-/// new data come at the end, in one commit.
+/// Creates `tables` tables of level 0 on the device, of which each of the writes changes another; the last
+/// `vouched` MiB of new data come at the end, in one commit.
 fn reopened(tables: u64, vouched: u64) -> Reopened {
     let tasks = Inline::default();
     let size = (tables + vouched) * 5 / 4 * BLOCK_SIZE + (256 << 20);
@@ -98,7 +98,7 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
         }
         drop(writer);
         for at in 0..vouched {
-            // Where it may not be written it waits for good, too.
+            // Where a write is not allowed it waits for good, too.
             let new = new.clone();
             let write = runtime.start(async move { new.write(at << 20, Buf::copy_of(&[3; 1 << 20]), false).await.0 });
             runtime_sleep(&runtime).await;
@@ -120,7 +120,7 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
     Reopened { read: seen.read.get(), journal, writes: writes.get() }
 }
 
-/// Lets everything go on that can.
+/// Lets every task continue that can.
 async fn runtime_sleep(tasks: &Inline) {
     use forkdisk::Runtime as _;
     tasks.sleep(std::time::Duration::from_secs(10)).await;

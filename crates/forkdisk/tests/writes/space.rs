@@ -6,7 +6,7 @@ use forkdisk::OpenOptions;
 
 use crate::lab::{Disk, Lab, stamp};
 
-/// `count` different pages of `0..span`, in an order that looks random.
+/// Yields `count` different pages of `0..span`, in a pseudo-random order.
 fn places(span: u64, count: u64) -> impl Iterator<Item = u64> {
     let step = (span / 2 + span / 8) | 1;
     (0..count).map(move |i| (i * step + span / 3) % span)
@@ -45,7 +45,7 @@ fn in_a_pool_that_is_nearly_full_they_take_no_more() {
     Lab::run(96, OpenOptions::default(), |lab| async move {
         let clone = clone_of_a_full_volume(&lab, 64).await;
         let filler = lab.volume("filler", 64).await;
-        // Leaves 12 MiB, in which every block has something in it.
+        // Leaves 12 MiB free, with something in every block.
         let mut at = 0;
         while lab.pool.info().unused > 12 << 20 {
             filler.write(at << 20, stamp(0, 128), false).await.0.expect("there is space");
@@ -85,7 +85,7 @@ fn what_was_kept_for_chunks_of_one_size_is_not_taken_for_chunks_of_another() {
 #[test]
 fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
     Lab::run(32, OpenOptions::default(), |lab| async move {
-        // A page in each of many blocks and chunks: most of the pool is set aside.
+        // A page in each of many blocks and chunks: most of the pool is reserved.
         let sparse = lab.volume("sparse", 1024).await;
         for at in 0..200 {
             sparse.write((at << 20) + 4096 * 100, stamp(at, 1), false).await.0.expect("there is space");
@@ -109,7 +109,7 @@ fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
 fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
     Lab::run(16, OpenOptions::default(), |lab| async move {
         let volume = lab.volume("volume", 64).await;
-        // Each takes parts of two blocks, and the last one finds room for its first part only.
+        // Each takes parts of two blocks, and the last one finds space for its first part only.
         let mut at = 128;
         while volume.write(at * 4096, stamp(at, 256), false).await.0.is_ok() {
             at += 256;
@@ -202,7 +202,7 @@ fn space_of_what_a_snapshot_still_has_is_neither_free_nor_about_to_be() {
             now.used,
             after.used
         );
-        // What nobody else has is.
+        // Exclusive pages are freed.
         volume.discard(0, 32 << 20).await.expect("it succeeds");
         let gone = lab.pool.info().freeing;
         assert!((written..written + (1 << 20)).contains(&gone), "{gone} bytes are given up, {written} were written");

@@ -1,5 +1,5 @@
-//! Whole stripes: how often an array with parity would have to read first, and that nothing is lost, late or
-//! out of order by what is held back.
+//! Whole stripes: how often an array with parity would have to read first, and that held ends cause no loss,
+//! delay or reordering.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -15,13 +15,13 @@ use forkdisk::testing::Inline;
 /// Three chunks of 512 KiB: RAID5 of four disks.
 const STRIPE: u64 = 1536 << 10;
 const LEN: u64 = 1 << 30;
-/// Most that may be on its way.
+/// Most bytes in flight.
 const IN_FLIGHT: u64 = 16 << 20;
 /// How long an array waits for the rest of a stripe before it reads what is missing.
 const PATIENCE: Duration = Duration::from_micros(50);
 const WRITE: Duration = Duration::from_millis(1);
 
-/// RAID5 as it counts here: a stripe of which a part has come, and no more in time, is read first.
+/// RAID5 as modelled here: a stripe of which a part has arrived, and no more in time, is read first.
 #[derive(Clone)]
 struct Array {
     inner: MemoryDevice,
@@ -31,13 +31,13 @@ struct Array {
 
 #[derive(Default)]
 struct State {
-    /// Offset and end of each write, as it came.
+    /// Offset and end of each write, in order of arrival.
     writes: RefCell<Vec<(u64, u64)>>,
     flushes: Cell<usize>,
     fails: Cell<bool>,
-    /// Bytes that have come and are not yet answered, and the most there ever were.
+    /// Bytes that have arrived and are not yet answered, and their maximum.
     in_flight: Cell<(u64, u64)>,
-    /// Stripes that wait: their number, and bytes that have come.
+    /// Stripes that wait: their number, and bytes that have arrived.
     waiting: RefCell<Vec<(u64, u64)>>,
     reads_first: Cell<usize>,
 }
@@ -104,7 +104,7 @@ impl Device for Array {
     }
 }
 
-/// The byte that stands at a place.
+/// Returns the byte at an offset.
 fn at(offset: u64) -> u8 {
     (offset / 4096 % 251) as u8
 }
@@ -134,7 +134,7 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Inline, Array, Stripe
     tasks.clone().run(test(tasks, array, device));
 }
 
-/// Requests of 5 MiB in order, `gap` apart, not waited for.
+/// Makes requests of 5 MiB in order, `gap` apart, without waiting for them.
 async fn stream(tasks: &Inline, device: &StripedDevice<Array>, count: u64, gap: Duration) {
     let mut all = Vec::new();
     for i in 0..count {
@@ -160,7 +160,7 @@ fn a_stream_of_requests_that_end_anywhere_comes_in_whole_stripes() {
     for (corked, most) in [(true, 1), (false, 1000)] {
         run(move |tasks, array, device| async move {
             device.cork(corked);
-            // The stream ends in the middle of one.
+            // The stream ends in the middle of a stripe.
             stream(&tasks, &device, 30, Duration::from_millis(3)).await;
             let reads = array.state.reads_first.get();
             assert!(reads <= most, "{reads} stripes were read first");
@@ -185,7 +185,7 @@ fn each_byte_is_written_once_and_in_order() {
 fn no_more_is_on_its_way_than_the_array_can_hold_and_what_waits_keeps_its_order() {
     run(|tasks, array, device| async move {
         device.cork(true);
-        // All at once, and asked for from behind.
+        // All at once, and awaited in reverse order.
         let mut all: Vec<_> = (0..20).map(|i| write(&device, i * (5 << 20), 5 << 20)).collect();
         while let Some(last) = all.pop() {
             last.await.expect("it is written");
@@ -195,7 +195,7 @@ fn no_more_is_on_its_way_than_the_array_can_hold_and_what_waits_keeps_its_order(
         assert_eq!(writes[writes.len() - 1].1, 20 * (5 << 20));
         let (now, most) = array.state.in_flight.get();
         assert!(now == 0 && most > IN_FLIGHT / 2 && most <= IN_FLIGHT, "{most} bytes on their way at once");
-        // What is larger than that passes by itself.
+        // A larger request passes alone.
         write(&device, 512 << 20, 2 * IN_FLIGHT).await.expect("it is written");
         assert_read(&device, 20 * (5 << 20)).await;
         assert!(tasks.now() < Duration::from_secs(1), "{:?}", tasks.now());
@@ -216,7 +216,7 @@ fn nothing_is_acknowledged_before_it_is_written_nor_held_for_long() {
         assert!((limit - Duration::from_millis(3)..=limit).contains(&took), "as long as may be: {took:?}");
         tasks.sleep(Duration::from_secs(100)).await;
         let before = tasks.now();
-        // Of the ends after two disappointments every fourth is held.
+        // Of the ends after two misses every fourth is held.
         let mut longest = Duration::ZERO;
         for i in 2..10 {
             let before = tasks.now();

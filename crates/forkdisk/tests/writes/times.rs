@@ -1,4 +1,4 @@
-//! When a volume was changed is known without a request more.
+//! The modification time of a volume costs no additional request.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ fn modified(volume: &Disk) -> Option<i64> {
     volume.info().attributes.map(|a| a.modified)
 }
 
-/// Requests, bytes of them and flushes that reach the device, for first writes, breaks and writes in place.
+/// Returns the requests, their bytes and the flushes that reach the device, for first writes, breaks and
+/// writes in place.
 fn costs(clock: bool) -> (u64, u64, u64) {
     Lab::run(64, options(clock), move |lab| async move {
         let volume = lab.volume("v", 4).await;
