@@ -33,7 +33,7 @@ pub struct SubJob<D> {
     pub(super) offloads: bool,
     /// Ranges of the buffer that are filled from the source.
     pub(super) fill: Vec<Range<usize>>,
-    /// Ranges of them that have been filled.
+    /// Ranges that hold the data of the source, including those that are still being read.
     pub(super) filled: Vec<Range<usize>>,
 }
 

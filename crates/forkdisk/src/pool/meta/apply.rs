@@ -13,7 +13,7 @@ const DEFAULT_COPY_AHEAD_BYTES: u64 = 8 << 20;
 
 impl Meta {
     /// Does to the metadata what `record` says, from page `done` of it on (`Map`, `Unmap`,
-    /// `CloneRange`). May be called again after a [`Stop`].
+    /// `CloneRange`). May be called again after a [`Stop`](crate::map::Stop).
     pub fn apply(&mut self, record: &Record, done: &mut u64) -> Result<(), Failure> {
         match record {
             Record::Map { volume, at, len, to } => self.map_all(*volume, *at, *len, *to, done)?,
