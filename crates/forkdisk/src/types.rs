@@ -12,7 +12,7 @@ pub const BLOCK_PAGES: u64 = 256;
 /// Bytes in a block: the unit of free space.
 pub const BLOCK_SIZE: u64 = BLOCK_PAGES * PAGE_SIZE as u64;
 /// Entries in a map table.
-pub const FANOUT: usize = 256;
+pub const TABLE_FANOUT: usize = 256;
 /// Largest volume, in bytes (1 PiB).
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Largest chunk of a volume, in bytes.

@@ -29,18 +29,6 @@ pub const ALLOWED: &[Allowed] = &[
         reason: "numbers of one case each, beside the workload that they describe",
     },
     Allowed {
-        rule: "units",
-        path: "crates/forkdisk/",
-        what: "has no unit",
-        reason: "for now: the constants of the engine are being renamed; remove this with the last of them",
-    },
-    Allowed {
-        rule: "words",
-        path: "crates/",
-        what: "in a comment",
-        reason: "for now: comments are being rewritten crate by crate; remove this with the last of them",
-    },
-    Allowed {
         rule: "functions",
         path: "crates/forkdisk/src/format/record.rs",
         what: "code` has",

@@ -15,7 +15,7 @@ use crate::{Source, Violation};
 /// part is one in so many.
 pub const UNITS: &[&str] = &[
     "SIZE", "KIB", "MIB", "GIB", "OFFSET", "SHIFT", "PERCENT", "PERMILLE", "PART", "FACTOR", "COUNT", "EPOCH", "MAGIC",
-    "VERSION", "PORT", "SEED", "MASK", "FLAG", "ERRNO", "OPCODE", "CODE", "INDEX", "ID",
+    "VERSION", "PORT", "SEED", "MASK", "FANOUT", "FLAG", "ERRNO", "OPCODE", "CODE", "INDEX", "ID",
 ];
 
 /// Names that are a length in bytes by themselves.

@@ -20,7 +20,7 @@ use super::volume::{
     VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
-use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
 const DOCUMENT: &str = include_str!("../../../../docs/format.md");
 /// 00 01 02 … 0f.
@@ -62,7 +62,7 @@ fn assert_example(name: &str, bytes: &[u8]) {
 }
 
 fn leaf() -> Vec<u8> {
-    let mut entries = Box::new([MapEntry::ABSENT; FANOUT]);
+    let mut entries = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
     entries[1] = MapEntry::page(PageAddr(0x1234), Epoch(5));
     let mut page = vec![0; PAGE_SIZE];
     encode_table(&entries, &mut page);
@@ -72,7 +72,7 @@ fn leaf() -> Vec<u8> {
 /// Returns the level-1 table above [`leaf`], which lies in page 0x800 and was born in epoch 6.
 fn upper() -> Vec<u8> {
     let seed = Seed { pool: POOL, page: PageAddr(0x800), level: 0, birth: 6 };
-    let mut entries = Box::new([MapEntry::ABSENT; FANOUT]);
+    let mut entries = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
     entries[0] = MapEntry::block(Block(0x20), Epoch(3));
     entries[255] =
         MapEntry::table(TableRef::on_disk(PageAddr(0x800)), Epoch(6), page_checksum(&seed, &leaf())).mapping(1);
@@ -89,7 +89,7 @@ fn root() -> MapEntry {
 /// Returns a leaf of an origin's ordered map: two chunks of 16 pages copied out for snapshot 2, one of them
 /// in two pieces, and the list of both.
 fn kept_leaf() -> Vec<u8> {
-    let (sequence, mut page) = (VolumeId(2), Box::new([MapEntry::ABSENT; FANOUT]));
+    let (sequence, mut page) = (VolumeId(2), Box::new([MapEntry::ABSENT; TABLE_FANOUT]));
     let piece = |to, pages| MapEntry::from_bits(Piece { to: PageAddr(to), pages }.to_bits());
     let pairs = [
         (ExceptionKey::chained(5, sequence, 0), piece(0x1240, 16)),
@@ -108,7 +108,7 @@ fn kept_chunks() {
     assert_example("ordered-leaf", &kept_leaf());
     let seed = Seed { pool: POOL, page: PageAddr(0x803), level: ORDERED_LEAF, birth: 6 };
     let leaf = MapEntry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), page_checksum(&seed, &kept_leaf()));
-    let mut above = Box::new([MapEntry::ABSENT; FANOUT]);
+    let mut above = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
     ordered::insert(&mut above, 0, 0, leaf);
     let mut bytes = vec![0; PAGE_SIZE];
     encode_table(&above, &mut bytes);

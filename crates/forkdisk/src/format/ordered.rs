@@ -5,7 +5,7 @@
 //! the values are the map's; above it they are entries of the pages below. Each key there is a lower bound of
 //! the keys of its page and above all keys of the page before it.
 
-use crate::types::{FANOUT, PAGE_SIZE};
+use crate::types::{PAGE_SIZE, TABLE_FANOUT};
 
 use super::exception;
 use super::{Kind, MapEntry};
@@ -15,10 +15,10 @@ pub const ORDERED_LEAF: u8 = 0x40;
 /// Levels an ordered map can have.
 pub const MAX_ORDERED_HEIGHT: u8 = 16;
 /// Pairs a page holds.
-pub const PAIRS_PER_LEAF: usize = (FANOUT - 2) / 2;
+pub const PAIRS_PER_LEAF: usize = (TABLE_FANOUT - 2) / 2;
 
 /// The slots of a page in memory.
-pub type Slots = [MapEntry; FANOUT];
+pub type Slots = [MapEntry; TABLE_FANOUT];
 
 /// The root of an ordered map, and how many levels it has (0: the map is empty).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,8 +49,8 @@ pub fn is_ordered(level: u8) -> bool {
 pub fn child_slots(level: u8) -> std::iter::StepBy<std::ops::Range<usize>> {
     match level {
         0 | ORDERED_LEAF => (0..0).step_by(1),
-        level if is_ordered(level) => (3..FANOUT).step_by(2),
-        _ => (0..FANOUT).step_by(1),
+        level if is_ordered(level) => (3..TABLE_FANOUT).step_by(2),
+        _ => (0..TABLE_FANOUT).step_by(1),
     }
 }
 
@@ -111,7 +111,7 @@ pub fn remove(page: &mut Slots, i: usize) {
 
 /// Removes pairs `from..` and returns a page that holds them.
 pub fn split(page: &mut Slots, from: usize) -> Box<Slots> {
-    let mut right = Box::new([MapEntry::ABSENT; FANOUT]);
+    let mut right = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
     let n = pairs(page);
     right[2..2 + 2 * (n - from)].copy_from_slice(&page[2 + 2 * from..2 + 2 * n]);
     page[2 + 2 * from..2 + 2 * n].fill(MapEntry::ABSENT);
@@ -130,7 +130,7 @@ pub fn append(page: &mut Slots, right: &Slots, first: u128) {
 
 /// Reads a page of `level`, or reports what is wrong with it.
 pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Slots>, String> {
-    let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
+    let mut page = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
     for (slot, bytes) in page.iter_mut().zip(bytes[..PAGE_SIZE].chunks_exact(16)) {
         *slot = MapEntry::from_bytes(bytes.try_into().expect("16 bytes"));
     }
@@ -166,7 +166,7 @@ mod tests {
     use crate::types::{PageAddr, VolumeId};
 
     fn leaf(n: u64) -> Box<Slots> {
-        let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
+        let mut page = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
         for i in 0..n {
             let piece = Piece { to: PageAddr(512 + i), pages: 1 };
             let (key, value) = (ExceptionKey::chained(i, VolumeId(3), 0).0, MapEntry::from_bits(piece.to_bits()));

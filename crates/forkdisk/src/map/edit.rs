@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
 use crate::space::{self, Space};
-use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
 
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
@@ -46,7 +46,7 @@ impl From<space::Refusal> for Stop {
 
 /// As [`Entries::as_block`], but examines only the first and the last entry.
 fn ends_of_block(entries: &Entries) -> Option<(Block, Epoch, Epoch)> {
-    let (first, last) = (entries.get(0), entries.get(FANOUT - 1));
+    let (first, last) = (entries.get(0), entries.get(TABLE_FANOUT - 1));
     let fits = !first.is_absent() && first.addr().index() == 0 && !last.is_absent();
     let birth = first.birth().min(last.birth());
     (fits && last.addr().0 == first.addr().0 + 255).then(|| (first.addr().block(), birth, birth))
@@ -138,7 +138,7 @@ impl Editor<'_> {
             self.free_table(id, entry.table_ref());
         } else {
             match level {
-                0 => entries.page_runs(0..FANOUT).for_each(|(first, n)| self.space.incr_pages(first, n)),
+                0 => entries.page_runs(0..TABLE_FANOUT).for_each(|(first, n)| self.space.incr_pages(first, n)),
                 _ => entries.iter().filter(|e| !e.is_absent()).for_each(|e| self.share(e)),
             }
             self.unshare_table(entry.table_ref());

@@ -10,7 +10,7 @@ use smallvec::{Array, SmallVec};
 
 use crate::format::{Kind, MapEntry};
 use crate::replace::replace;
-use crate::types::{Block, Epoch, FANOUT, PageAddr};
+use crate::types::{Block, Epoch, PageAddr, TABLE_FANOUT};
 
 /// Most runs: half of the memory of an array.
 const MAX_OWN_ENTRIES: usize = 113;
@@ -30,7 +30,7 @@ pub struct Entries(Shape);
 
 #[derive(Clone)]
 enum Shape {
-    Array(Box<[MapEntry; FANOUT]>),
+    Array(Box<[MapEntry; TABLE_FANOUT]>),
     Sparse(Box<Sparse>),
 }
 
@@ -93,12 +93,12 @@ impl Entries {
     }
 
     /// Creates a permanent array: slots of an ordered map, which follow from nothing.
-    pub fn whole(entries: Box<[MapEntry; FANOUT]>) -> Entries {
+    pub fn whole(entries: Box<[MapEntry; TABLE_FANOUT]>) -> Entries {
         Entries(Shape::Array(entries))
     }
 
     /// Returns the array that was passed to [`whole`](Self::whole).
-    pub fn array(&self) -> &[MapEntry; FANOUT] {
+    pub fn array(&self) -> &[MapEntry; TABLE_FANOUT] {
         match &self.0 {
             Shape::Array(entries) => entries,
             Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
@@ -106,7 +106,7 @@ impl Entries {
     }
 
     /// As [`array`](Self::array), mutable.
-    pub fn array_mut(&mut self) -> &mut [MapEntry; FANOUT] {
+    pub fn array_mut(&mut self) -> &mut [MapEntry; TABLE_FANOUT] {
         match &mut self.0 {
             Shape::Array(entries) => entries,
             Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
@@ -172,7 +172,7 @@ impl Entries {
 
     /// Iterates over all entries in order.
     pub fn iter(&self) -> impl Iterator<Item = MapEntry> + '_ {
-        self.runs(0..FANOUT).flat_map(|(slots, entry)| (0..slots.len()).map(move |n| entry.behind(n)))
+        self.runs(0..TABLE_FANOUT).flat_map(|(slots, entry)| (0..slots.len()).map(move |n| entry.behind(n)))
     }
 
     /// Returns the pages that the entries in `slots` refer to, contiguous ones as one run with its length.
@@ -190,7 +190,7 @@ impl Entries {
 
     /// Returns the number of entries that map pages not contiguous with the page before them.
     pub fn seams(&self) -> u64 {
-        self.seams_in(0..FANOUT)
+        self.seams_in(0..TABLE_FANOUT)
     }
 
     /// Of the entries in `slots` and the one behind them, returns how many map pages that are not contiguous
@@ -201,7 +201,7 @@ impl Entries {
         }
         let mut before = MapEntry::ABSENT;
         let mut seams = 0;
-        for (slots, entry) in self.runs(slots.start.saturating_sub(1)..(slots.end + 1).min(FANOUT)) {
+        for (slots, entry) in self.runs(slots.start.saturating_sub(1)..(slots.end + 1).min(TABLE_FANOUT)) {
             seams += u64::from(is_seam(before, entry));
             before = entry.behind(slots.len() - 1);
         }
@@ -210,13 +210,13 @@ impl Entries {
 
     /// The same for two entries: the first of `slots` and the one behind them.
     pub fn seams_beside(&self, slots: Range<usize>) -> u64 {
-        let seam = |slot: usize| slot > 0 && slot < FANOUT && is_seam(self.get(slot - 1), self.get(slot));
+        let seam = |slot: usize| slot > 0 && slot < TABLE_FANOUT && is_seam(self.get(slot - 1), self.get(slot));
         u64::from(seam(slots.start)) + u64::from(seam(slots.end))
     }
 
     /// Returns the number of entries that are not absent.
     pub fn mapped(&self) -> u64 {
-        self.runs(0..FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
+        self.runs(0..TABLE_FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
     }
 
     /// If all are pages of one block, each at its place in the block: returns the block, and their oldest and
@@ -227,7 +227,7 @@ impl Entries {
             return None;
         }
         let (mut oldest, mut youngest) = (first.birth(), first.birth());
-        for (slots, entry) in self.runs(0..FANOUT) {
+        for (slots, entry) in self.runs(0..TABLE_FANOUT) {
             if entry.is_absent() || entry.addr().0 != first.addr().0 + slots.start as u64 {
                 return None;
             }
@@ -237,7 +237,7 @@ impl Entries {
     }
 
     /// Returns the entries as an array.
-    pub fn to_array(&self) -> Box<[MapEntry; FANOUT]> {
+    pub fn to_array(&self) -> Box<[MapEntry; TABLE_FANOUT]> {
         match &self.0 {
             Shape::Array(entries) => entries.clone(),
             Shape::Sparse(_) => {
@@ -266,14 +266,14 @@ impl Entries {
     /// Returns the memory they take beside `self`, in bytes.
     pub fn bytes(&self) -> usize {
         match &self.0 {
-            Shape::Array(_) => size_of::<[MapEntry; FANOUT]>(),
+            Shape::Array(_) => size_of::<[MapEntry; TABLE_FANOUT]>(),
             Shape::Sparse(sparse) => size_of::<Sparse>() + sparse.own.capacity() * size_of::<Run>(),
         }
     }
 }
 
-impl From<Box<[MapEntry; FANOUT]>> for Entries {
-    fn from(entries: Box<[MapEntry; FANOUT]>) -> Entries {
+impl From<Box<[MapEntry; TABLE_FANOUT]>> for Entries {
+    fn from(entries: Box<[MapEntry; TABLE_FANOUT]>) -> Entries {
         match Sparse::of(&entries) {
             Some(sparse) => Entries(Shape::Sparse(Box::new(sparse))),
             None => Entries(Shape::Array(entries)),
@@ -304,7 +304,7 @@ fn block_behind(entry: MapEntry, slot: usize) -> Option<MapEntry> {
 
 impl Sparse {
     /// Returns the sparse form of an array, if the array is mostly uniform.
-    fn of(entries: &[MapEntry; FANOUT]) -> Option<Sparse> {
+    fn of(entries: &[MapEntry; TABLE_FANOUT]) -> Option<Sparse> {
         let mut bases: SmallVec<[MapEntry; 6]> = SmallVec::from_slice(&[MapEntry::ABSENT]);
         let probed = PROBES.into_iter().filter_map(|slot| block_behind(entries[slot], slot));
         probed.for_each(|base| {
@@ -358,7 +358,7 @@ fn push(runs: &mut SmallVec<impl Array<Item = Run>>, run: Run) {
 }
 
 /// Returns the runs of entries that do not follow from `base`, unless there are too many.
-fn own_of(entries: &[MapEntry; FANOUT], base: MapEntry) -> Option<Vec<Run>> {
+fn own_of(entries: &[MapEntry; TABLE_FANOUT], base: MapEntry) -> Option<Vec<Run>> {
     let mut own: SmallVec<[Run; MAX_SPARSE_ENTRIES]> = SmallVec::new();
     for (slot, &entry) in entries.iter().enumerate() {
         if entry == follows(base, slot) {
@@ -393,10 +393,10 @@ mod tests {
         }
         for i in 0..300_u64 {
             let (first, len) = ((i * 89 % 256) as usize, (1 + i * 31 % 97) as usize);
-            let slots = first..(first + len).min(FANOUT);
+            let slots = first..(first + len).min(TABLE_FANOUT);
             entries.set_run(slots.clone(), page(5000 + 300 * i));
             slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
-            let hole = (i * 53 % 256) as usize..((i * 53 % 256) as usize + (i % 7) as usize + 1).min(FANOUT);
+            let hole = (i * 53 % 256) as usize..((i * 53 % 256) as usize + (i % 7) as usize + 1).min(TABLE_FANOUT);
             entries.set_run(hole.clone(), MapEntry::ABSENT);
             array[hole].fill(MapEntry::ABSENT);
             assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
@@ -419,7 +419,7 @@ mod tests {
     fn they_say_what_an_array_would_say() {
         compare(Entries::absent());
         compare(Entries::of_block(MapEntry::block(Block(3), Epoch(4))));
-        compare(Entries::from(Box::new([page(5); FANOUT])));
+        compare(Entries::from(Box::new([page(5); TABLE_FANOUT])));
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod tests {
         assert!(entries.bytes() <= 80, "{}", entries.bytes());
         entries.set(200, page(1));
         assert!(entries.bytes() <= 144, "{}", entries.bytes());
-        for slot in 0..FANOUT {
+        for slot in 0..TABLE_FANOUT {
             entries.set(slot, page(2 * slot as u64));
             assert!(entries.bytes() <= 4096 + 80);
         }
@@ -447,7 +447,9 @@ mod tests {
     /// Sets the slots one by one, in a pseudo-random order, to contiguous pages.
     fn filled(base: MapEntry) -> Entries {
         let mut entries = if base.is_absent() { Entries::absent() } else { Entries::of_block(base) };
-        (0..FANOUT).map(|i| i * 89 % FANOUT).for_each(|slot| _ = entries.set(slot, page(512 + slot as u64)));
+        (0..TABLE_FANOUT)
+            .map(|i| i * 89 % TABLE_FANOUT)
+            .for_each(|slot| _ = entries.set(slot, page(512 + slot as u64)));
         entries
     }
 
@@ -460,7 +462,7 @@ mod tests {
             entries.set_run(100..200, page(612));
             assert!(entries.bytes() <= 144, "{}", entries.bytes());
             for entries in [filled(base), entries] {
-                assert_eq!(entries.runs(0..FANOUT).collect::<Vec<_>>(), [(0..FANOUT, page(512))]);
+                assert_eq!(entries.runs(0..TABLE_FANOUT).collect::<Vec<_>>(), [(0..TABLE_FANOUT, page(512))]);
                 assert_eq!(entries.as_block(), Some((Block(2), Epoch(9), Epoch(9))));
             }
         }
@@ -472,7 +474,7 @@ mod tests {
         let mut entries = Entries::of_block(block);
         entries.set_run(10..200, page(5000));
         entries.set_run(10..200, MapEntry::page(Block(3).page(10), Epoch(4)));
-        assert_eq!(entries.runs(0..FANOUT).count(), 1);
+        assert_eq!(entries.runs(0..TABLE_FANOUT).count(), 1);
         assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(4))));
         entries.set(7, MapEntry::page(Block(3).page(7), Epoch(6)));
         assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(6))));
@@ -503,7 +505,7 @@ mod tests {
             entries.set(255, page(7));
             assert_eq!(Entries::from(entries.to_array()).bytes(), 4096, "one too many");
         }
-        let mut checked = [MapEntry::ABSENT; FANOUT];
+        let mut checked = [MapEntry::ABSENT; TABLE_FANOUT];
         checked[9] = MapEntry::checked_page(PageAddr(9), Epoch(1), 77);
         assert_eq!(Entries::from(Box::new(checked)).get(9), checked[9]);
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::format::{Kind, MapEntry, VolumeRecord};
-use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, entry_span, table_span};
 
 use super::edit::Editor;
 use super::entries::Entries;
@@ -68,7 +68,7 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
 
 /// The caller compares the birth with `shared_at`, so a run ends where the birth changes.
 fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
-    let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
+    let limit = (TABLE_FANOUT - from).min(usize::try_from(max).unwrap_or(TABLE_FANOUT));
     let first = entries.get(from);
     let mut len = 1;
     if limit > 1 {

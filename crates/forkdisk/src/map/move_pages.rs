@@ -7,7 +7,7 @@
 
 use crate::format::{Kind, MapEntry, MovedRun};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, FANOUT, PageAddr, VolumeId};
+use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 
 use super::edit::{Editor, Stop};
 use super::family::{Family, Referrer, SubMap};
@@ -75,9 +75,9 @@ impl Editor<'_> {
         let said: Vec<(usize, Vec<Option<PageAddr>>)> =
             family.leaves().map(|(i, part)| (i, pages_of(self.said(part).iter()))).collect();
         let all = said.iter().find(|(i, _)| *i == mine).map(|(_, pages)| pages.clone()).unwrap_or_default();
-        let mut pages = vec![None; FANOUT];
+        let mut pages = vec![None; TABLE_FANOUT];
         let block = |&slot: &usize| all[slot].map(PageAddr::block);
-        let slots: Vec<usize> = (0..FANOUT).collect();
+        let slots: Vec<usize> = (0..TABLE_FANOUT).collect();
         for row in slots.chunk_by(|a, b| block(a) == block(b)) {
             let Some(block) = block(&row[0]) else { continue };
             let counts = self.space.in_block(block)?;
@@ -271,4 +271,4 @@ fn mark(family: &Family, part: usize, changes: &mut [bool]) {
     }
 }
 
-const _: () = assert!(BLOCK_PAGES as usize == FANOUT);
+const _: () = assert!(BLOCK_PAGES as usize == TABLE_FANOUT);

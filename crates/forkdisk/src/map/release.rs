@@ -1,7 +1,7 @@
 //! Removing mappings: holes, and the walk that frees the space of a dead volume.
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
-use crate::types::{BLOCK_PAGES, Block, FANOUT, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, Block, TABLE_FANOUT, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Path, Stop};
 use super::store::NodeId;
@@ -53,7 +53,7 @@ impl Editor<'_> {
         if is_shared {
             self.unshare_table(at);
         } else {
-            self.give_up_pages(leaf, 0..FANOUT);
+            self.give_up_pages(leaf, 0..TABLE_FANOUT);
             self.free_table(leaf, at);
         }
         held
@@ -96,7 +96,7 @@ impl Editor<'_> {
     /// Removes tables at the end of a path that have become empty.
     pub(super) fn prune(&mut self, volume: &mut VolumeRecord, path: &mut Path) {
         while let Some((id, _)) = path.pop() {
-            if self.tables.node(id).entries().runs(0..FANOUT).any(|(_, entry)| !entry.is_absent()) {
+            if self.tables.node(id).entries().runs(0..TABLE_FANOUT).any(|(_, entry)| !entry.is_absent()) {
                 return;
             }
             self.tables.remove(id);

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::format::ordered::{self, ORDERED_LEAF, PAIRS_PER_LEAF, Slots};
 use crate::format::{MapEntry, TreeRoot};
 use crate::map::{Editor, Entries, NodeId, Stop, TableMiss};
-use crate::types::FANOUT;
+use crate::types::TABLE_FANOUT;
 
 use super::{Pair, Path, descend, root_level};
 
@@ -118,7 +118,7 @@ impl Editor<'_> {
     fn set_pair(&mut self, root: &mut TreeRoot, key: u128, value: u128) {
         let value = MapEntry::from_bits(value);
         if root.height == 0 {
-            let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
+            let mut page = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
             ordered::insert(&mut page, 0, key, value);
             *root = TreeRoot { entry: self.tables.create(ORDERED_LEAF, self.epoch, Entries::whole(page)).1, height: 1 };
             return;
@@ -159,7 +159,7 @@ impl Editor<'_> {
             key = ordered::key(&right, 0);
             value = self.tables.create(root_level(root.height) - depth as u8, self.epoch, Entries::whole(right)).1;
         }
-        let mut top = Box::new([MapEntry::ABSENT; FANOUT]);
+        let mut top = Box::new([MapEntry::ABSENT; TABLE_FANOUT]);
         ordered::insert(&mut top, 0, 0, root.entry);
         ordered::insert(&mut top, 1, key, value);
         root.height += 1;

@@ -1,15 +1,15 @@
-//! Rollback of an origin: a durable state with a cursor. From the moment it is recorded the origin
-//! shows what the snapshot shows; what differs is brought back behind that, chunk by chunk.
+//! Rollback of an origin: a durable state with a cursor. As soon as it is recorded, the origin reads as the
+//! snapshot; the differences are written in the background, chunk by chunk.
 //!
-//! A chunk is *back* once its contents on the origin are what counts: everything before the cursor is,
-//! and so is what is listed (`KeptKey::back`), because somebody wrote there first. Any other chunk is
-//! read as the snapshot shows it. The order is: what newer snapshots need is kept → the chunk is
-//! brought back → the origin is flushed → the record that says so is durable → somebody else's write.
-//! A crash anywhere before the record does the same work again, with the same outcome: the snapshot
-//! neither changes nor goes meanwhile.
+//! A chunk is *rolled back* once its valid contents are on the device: every chunk before the cursor is, and
+//! so are the listed ones (`ExceptionKey::back`), which were written in the meantime. Any other chunk is read
+//! from the snapshot. The order is: exceptions of newer snapshots durable → chunk written → origin flushed →
+//! record durable → the write of a client. After a crash before the record the same work is repeated with the
+//! same result: the snapshot neither changes nor is deleted meanwhile.
 //!
-//! Invariant: who brings chunks back holds them alone in `merging` until the record is durable; so who
-//! gets to hold them sees nothing that a crash could take back. Who holds them holds no plan.
+//! Invariant: a chunk that is being rolled back is locked exclusively in `chunk_locks` until its record is
+//! durable, so the next holder of the lock sees nothing that a crash could take back. The holder of the lock
+//! has no plan.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -24,7 +24,7 @@ const TAIL_PAGES: u64 = 32;
 const SAMPLES_PER_ZONE: u64 = 4;
 const SAMPLE_PAGES: u64 = 4;
 /// Zones recorded together for a sequential writer: each record costs a commit that the write waits for.
-const ZONES_AHEAD: u32 = 8;
+const AHEAD_ZONES: u32 = 8;
 
 /// Sampled pages of a device with the number of their zone, in ascending order.
 type Runs = Vec<(Range<u64>, usize)>;
@@ -110,7 +110,7 @@ impl Sample {
         // From this number on, zones lie on the device in the order of their numbers.
         let behind_written =
             (HEAD.len() + 2..ZONES).filter(|zone| reached >> zone & 1 == 1 && written >> (zone - 1) & 1 == 1);
-        let next = behind_written.fold(0, |bits, zone| bits | ((1 << ZONES_AHEAD) - 1) << zone);
+        let next = behind_written.fold(0, |bits, zone| bits | ((1 << AHEAD_ZONES) - 1) << zone);
         (reached | next) & self.all & !written
     }
 

@@ -13,7 +13,7 @@ use crate::format::{ExceptionKey, ExceptionKind, Kind, MAPPED_LEVEL, MapEntry, T
 use crate::map::{Entries, Stop};
 use crate::ordered;
 use crate::space::Counts;
-use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, table_span};
+use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, table_span};
 
 use super::reap::yield_now;
 use super::walk::{Root, Walk};
@@ -211,7 +211,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Seams of a table, and the tables below it.
-    fn outline(&self, entries: &[MapEntry; FANOUT], level: u8) -> (u64, Vec<TableRef>) {
+    fn outline(&self, entries: &[MapEntry; TABLE_FANOUT], level: u8) -> (u64, Vec<TableRef>) {
         if level == 0 {
             return (Entries::from(Box::new(*entries)).seams(), Vec::new());
         }

@@ -13,7 +13,7 @@ use crate::map::{Entries, Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space;
-use crate::types::{FANOUT, PAGE_SIZE, PageAddr};
+use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
 
 use super::{Failure, Inner, Meta};
 
@@ -61,7 +61,7 @@ impl<D: Device> Inner<D> {
         page: PageAddr,
         entry: MapEntry,
         level: u8,
-    ) -> Result<Box<[MapEntry; FANOUT]>> {
+    ) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
         let bytes = self.read_page(page).await?;
         let seed = Seed { pool, page, level, birth: entry.birth().0 };
         if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {

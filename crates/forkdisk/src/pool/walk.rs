@@ -13,7 +13,7 @@ use crate::format::{Layout, MapEntry, Superblock, TreeRoot};
 use crate::planted::{Bug, planted};
 use crate::space::Counts;
 use crate::sync::LockMode;
-use crate::types::{Block, FANOUT, PageAddr, VolumeId};
+use crate::types::{Block, PageAddr, TABLE_FANOUT, VolumeId};
 
 use super::load::{changed_error, damaged_table_error};
 use super::reap::yield_now;
@@ -157,7 +157,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// The entries of a table. Lets other tasks run.
-    pub async fn table_of(&self, walk: &Walk, entry: MapEntry, level: u8) -> Result<Box<[MapEntry; FANOUT]>> {
+    pub async fn table_of(&self, walk: &Walk, entry: MapEntry, level: u8) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
         yield_now().await;
         if walk.is_of_memory() {
             return self

@@ -22,7 +22,7 @@ use super::backing::Backing;
 use crate::space::Need;
 
 /// Lock number, beyond all pages, held while a volume is flattened: one flatten at a time.
-const FLATTEN_LOCK: u64 = u64::MAX - 1;
+const FLATTEN_LOCK_INDEX: u64 = u64::MAX - 1;
 /// Runs of the map looked up in one step.
 const LOOKUPS_PER_STEP: usize = 256;
 
@@ -58,7 +58,7 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Volume<D> {
     async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
-        let _one = self.live.edges.lock(FLATTEN_LOCK..FLATTEN_LOCK + 1, LockMode::Exclusive).await;
+        let _one = self.live.edges.lock(FLATTEN_LOCK_INDEX..FLATTEN_LOCK_INDEX + 1, LockMode::Exclusive).await;
         let mut report = FlattenReport::default();
         let Backing::Snapshot(_, _, below) = self.backing() else {
             // Another call flattened it.
@@ -176,7 +176,7 @@ impl<D: Device> Volume<D> {
     /// Removes the backing: the volume has pages for everything that it read from there.
     async fn remove_backing(&self) -> Result<()> {
         // Completions of pages from the backing have ended, and none begins.
-        let edges = self.live.edges.lock(0..FLATTEN_LOCK, LockMode::Exclusive).await;
+        let edges = self.live.edges.lock(0..FLATTEN_LOCK_INDEX, LockMode::Exclusive).await;
         self.live.backing.stop_readers().await;
         let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
         if let Err(error) = noted {

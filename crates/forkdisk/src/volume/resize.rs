@@ -15,7 +15,7 @@ use super::Volume;
 use super::backing::Backing;
 
 /// Lock number of the length, beyond all pages.
-const LENGTH_LOCK: u64 = u64::MAX - 1;
+const LENGTH_LOCK_INDEX: u64 = u64::MAX - 1;
 
 impl<D: Device> Volume<D> {
     /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes. The time does not
@@ -65,7 +65,7 @@ impl<D: Device> Volume<D> {
 
     async fn lock_length(&self) -> Result<RangeGuard> {
         self.check_write(0, 0)?;
-        let guard = self.live.locks.lock(LENGTH_LOCK..LENGTH_LOCK + 1, LockMode::Exclusive).await;
+        let guard = self.live.locks.lock(LENGTH_LOCK_INDEX..LENGTH_LOCK_INDEX + 1, LockMode::Exclusive).await;
         self.inner.check_writable()?;
         Ok(guard)
     }
@@ -86,7 +86,7 @@ impl<D: Device> Volume<D> {
         }
         // Writes beyond the new end finish before it changes.
         let _beyond = if size < now {
-            Some(self.live.locks.lock(pages_of(size)..LENGTH_LOCK, LockMode::Exclusive).await)
+            Some(self.live.locks.lock(pages_of(size)..LENGTH_LOCK_INDEX, LockMode::Exclusive).await)
         } else {
             self.prepare_to_grow().await?;
             None
@@ -114,7 +114,7 @@ impl<D: Device> Volume<D> {
     }
 
     async fn replace(&self, source: VolumeId) -> Result<()> {
-        let alone = self.live.locks.lock(0..LENGTH_LOCK, LockMode::Exclusive).await;
+        let alone = self.live.locks.lock(0..LENGTH_LOCK_INDEX, LockMode::Exclusive).await;
         self.inner.wait_below_dirty_limit().await?;
         self.inner.note(|meta| {
             let dead = VolumeId(meta.next_id);

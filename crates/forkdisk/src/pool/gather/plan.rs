@@ -13,7 +13,7 @@ use crate::format::{MovedRun, Record, VolumeRecord, VolumeState};
 use crate::map::{Editor, Family, Movable, Stop, lookup, seams_if, seams_of};
 use crate::pool::{Failure, Meta, pages_of};
 use crate::space::{Miss, Need};
-use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
 /// Volumes and snapshots that are searched for references to the same pages.
 const MAX_MEMBERS: usize = 256;
@@ -76,7 +76,7 @@ impl MovePlan {
 
     /// Returns where each page lies after the move.
     fn places_after(&self) -> impl Fn(usize, PageAddr) -> PageAddr + use<> {
-        let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
+        let mut to: [Option<(PageAddr, PageAddr)>; TABLE_FANOUT] = [None; TABLE_FANOUT];
         self.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
         move |slot, page| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to)
     }
