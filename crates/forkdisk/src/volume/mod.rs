@@ -80,24 +80,24 @@ impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device
     /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
-        let mut meta = self.0.meta.borrow_mut();
-        let id = meta.directory.find(name)?.record.id;
-        self.handle(&mut meta, id)
+        let id = self.0.meta.borrow().directory.find(name)?.record.id;
+        self.handle(id)
     }
 
     /// Opens a volume or snapshot by its number for I/O, also one that was removed while open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
-        let mut meta = self.0.meta.borrow_mut();
         let is_there =
             |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
-        match meta.directory.get(id).filter(is_there) {
-            Some(_) => self.handle(&mut meta, id),
-            None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
+        if self.0.meta.borrow().directory.get(id).filter(is_there).is_none() {
+            return Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0)));
         }
+        self.handle(id)
     }
 
-    fn handle(&self, meta: &mut Meta, id: VolumeId) -> Result<Volume<D>> {
-        let backing = Backing::of(&self.0, meta, id)?;
+    fn handle(&self, id: VolumeId) -> Result<Volume<D>> {
+        // Its errors name the origin, for which it borrows the metadata, too.
+        let backing = Backing::of(&self.0, &self.0.meta.borrow(), id)?;
+        let meta = &mut *self.0.meta.borrow_mut();
         let record = &meta.directory.get(id).expect("found by the caller").record;
         let read_only = record.state == VolumeState::Snapshot && !record.flags.writable || self.0.options.read_only;
         let activity = meta.live.activity_or_create(record).clone();

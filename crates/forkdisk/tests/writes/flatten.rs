@@ -406,3 +406,15 @@ fn after_a_crash_at_any_moment_the_clone_reads_the_same() {
         assert_eq!(seen, [true, true]);
     });
 }
+
+/// The error names the origin, which is looked up where the volume is opened.
+#[test]
+fn a_volume_whose_origin_is_not_open_is_refused() {
+    Lab::run(64, PLAIN, |lab| async move {
+        lab.pool.detach_origin("disk", || 0).await.expect("it is not in use");
+        for name in ["disk", "disk@a", "c"] {
+            let Err(error) = lab.pool.volume(name) else { panic!("{name} was opened") };
+            assert!(error.to_string().contains("the device of \"disk\" is not open"), "{error}");
+        }
+    });
+}
