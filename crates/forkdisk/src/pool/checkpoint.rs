@@ -1,12 +1,12 @@
 //! Checkpoints: all metadata, durable at new places, without stopping writers.
 //!
 //! 1. Freeze (synchronous): every changed table gets an address, changed directory pages get new ones, the
-//!   deltas of counts are set aside. Later writers work on copies.
+//!    deltas of counts are set aside. Later writers work on copies.
 //! 2. Write tables bottom-up, then directory pages and the directory's tables, then count pages to their
-//!   other slots. Flush.
+//!    other slots. Flush.
 //! 3. Superblock to one slot, flush, to the other, flush.
 //! 4. What only the old state held is free: plans made before the freeze end, then the space is discarded,
-//!   then it may be reused.
+//!    then it may be reused.
 //!
 //! A crash before 3 leaves the old superblock and all it points to; replay starts where it says.
 

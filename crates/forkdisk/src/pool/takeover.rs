@@ -2,8 +2,8 @@
 //!
 //! 1. After replay: apply the records that the journal does not have, in order, in memory.
 //! 2. Commit them under the incarnation of the process that died: data flushed, group written, flushed. Until
-//!   that ends the log stays valid, whatever ends this process; each record keeps its number, which tells
-//!   whether it is in the journal.
+//!    that ends the log stays valid, whatever ends this process; each record keeps its number, which tells
+//!    whether it is in the journal.
 //! 3. Write a superblock with a new incarnation: from here on the log is invalid.
 //! 4. If this open writes a volatile log, it begins now.
 
