@@ -1,4 +1,4 @@
-# The two commands to begin with, on a Debian machine with Rust: `make demo` and `make test`.
+# Start with these two commands, on a Debian machine with Rust: `make demo` and `make test`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -11,12 +11,12 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export CARGO_TARGET_DIR := $(TARGET)
 FSX_VERSION := 0.3.0
 
-# The product is built by itself: the simulator's planted bugs must not be unified into it.
+# Builds the product alone: feature unification must not add the simulator's planted bugs to it.
 build:
 	cargo build --locked --release -p forkdisk-cli
 
-# The program, its units and rules, the helper by which mount(8) and /etc/fstab mount pools, and the manual pages.
-# DESTDIR for packages. /usr, since the units name the program there.
+# Installs the program, its units and rules, the helper by which mount(8) and /etc/fstab mount pools, and the manual
+# pages. DESTDIR is for packages. The prefix is /usr, since the units name the program there.
 DESTDIR :=
 install: man
 	install -D -m 755 $(TARGET)/release/forkdisk $(DESTDIR)/usr/bin/forkdisk
@@ -40,25 +40,25 @@ demo: packages build
 test: packages tools
 	scripts/test $(TARGET)
 
-# Attaching by ublk, in a 6.12 kernel under software emulation: three to six minutes, no part of `make test`.
+# Tests attaching by ublk in a 6.12 kernel under software emulation: three to six minutes, not part of `make test`.
 test-ublk:
 	cargo build --locked -p forkdisk-cli
 	scripts/test-ublk $(TARGET)/debug/forkdisk
 
-# The end-to-end tests of all doors, and ublk, in a 6.12 kernel under software emulation: an hour at most. `make test`
-# runs the same tests of the doors in a 6.1 kernel.
+# Runs the end-to-end tests of all doors, and ublk, in a 6.12 kernel under software emulation: an hour at most.
+# `make test` runs the same tests of the doors in a 6.1 kernel.
 test-kernels: packages
 	cargo build --locked --release -p forkdisk-cli
 	tests=$$(cargo test --locked --release -p forkdisk-cli --test e2e --no-run --message-format json \
 	    | sed -n 's/.*"name":"e2e".*"executable":"\([^"]*\)".*/\1/p'); \
 	scripts/test-kernels $(TARGET)/release/forkdisk "$$tests"
 
-# A shorter way to the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
+# Runs the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
 sim:
 	cargo build --locked --release -p forkdisk-sim
 	$(TARGET)/release/forkdisk-sim $(or $(ARGS),--seeds 300 --steps 2000)
 
-# New seeds of all profiles, without end or for HOURS; goes on where the last run ended. Ctrl-C ends it.
+# Simulates new seeds of all profiles, without end or for HOURS; continues where the last run ended. Ctrl-C ends it.
 soak:
 	cargo build --locked --release -p forkdisk-sim
 	$(TARGET)/release/forkdisk-sim --soak $(TARGET)/soak $(if $(HOURS),--hours $(HOURS)) $(if $(JOBS),--jobs $(JOBS)) \
@@ -73,14 +73,14 @@ clippy:
 	cargo clippy --locked --workspace --exclude forkdisk-sim --all-targets -- -D warnings
 	cargo clippy --locked -p forkdisk-sim --all-targets -- -D warnings
 
-# The rules of crates/tidy over the whole repository.
+# Checks the whole repository against the rules of crates/tidy.
 tidy:
 	cargo test --locked --quiet -p forkdisk-tidy
 
 deny:
 	scripts/deny $(TOOLS)
 
-# Manual pages and completions, from the same definitions as the parser.
+# Generates manual pages and completions from the parser's definitions.
 man: build
 	$(TARGET)/release/forkdisk man $(TARGET)/man1
 	for shell in bash zsh fish; do \
