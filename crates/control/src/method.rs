@@ -40,7 +40,7 @@ pub mod params {
             #[serde(default)]
             quota: Option<u64>,
             /// When their scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in
-            /// `20%`; `null` for `off`.
+            /// `20%`; `null` for `auto`.
             #[serde(default)]
             gather: Option<String>,
         }
@@ -281,7 +281,7 @@ pub mod params {
             uid: u32,
             /// Their group.
             gid: u32,
-            /// When scattered pages of files created there are gathered, as in `create`; `null` for `off`.
+            /// When scattered pages of files created there are gathered, as in `create`; `null` for `auto`.
             #[serde(default)]
             gather: Option<String>,
             /// Whether `.snapshots` is listed in the root.
