@@ -204,7 +204,7 @@ impl Profile {
             Profile::Ranges => "ranges",
             Profile::Gathering => "gathering",
             Profile::Hosts => "hosts",
-            Profile::Heirs => "clones",
+            Profile::Heirs => "heirs",
             Profile::Names => "names",
         }
     }
