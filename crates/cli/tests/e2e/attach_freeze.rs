@@ -265,11 +265,13 @@ fn a_killed_daemon_leaves_nothing_frozen() {
     let Some(it) = Attaching::with_pool("1G") else { return };
     let held = held_up(&it, "60s");
     let HeldUp { server, detour, mut verb, mut write } = held;
+    // Below the limit of the freeze: it is the end of the daemon that thaws. A loaded machine takes its time.
+    let patience = Duration::from_secs(45);
     server.kill();
     detour.goes_on.store(true, Ordering::SeqCst);
-    let failed = wait_at_most(&mut verb, Duration::from_secs(20));
+    let failed = wait_at_most(&mut verb, patience);
     // The device is gone with the daemon: whether the write succeeds does not matter.
-    assert!(write.ends_within(Duration::from_secs(20)), "it is thawed");
+    assert!(write.ends_within(patience), "it is thawed");
     assert_eq!(failed.code(), Some(1));
     it.umount();
     it.lab.ok(&["detach", "pool.img/a"]);
