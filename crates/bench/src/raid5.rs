@@ -1,7 +1,7 @@
 //! A RAID5 array that counts the requests to its disks.
 //!
 //! It works like md: the unit is a *row*, one 4 KiB page of every disk. Written pages wait in a
-//! stripe cache; a row whose data pages are complete is written with its parity, without reads. A
+//! stripe cache; a row with complete data pages is written with its parity, without reads. A
 //! row that must be written before it is complete, because the cache is full or a flush came, needs
 //! reads first: the old pages and the old parity, or the missing pages, whichever is less. That is
 //! a *read-modify-write*. Rows that are written at the same time are read together, then written

@@ -283,7 +283,7 @@ pub fn time(text: &str) -> Result<Duration> {
     }
 }
 
-/// Returns the key whose name is most similar to `name`; `None` if none is similar enough.
+/// Returns the key with the name most similar to `name`; `None` if none is similar enough.
 pub fn nearest(name: &str) -> Option<&'static Key> {
     let wanted = name.replace('-', "_").to_lowercase();
     let near = KEYS.iter().map(|key| (distance(&wanted, key.name), key)).min_by_key(|(distance, _)| *distance);

@@ -396,7 +396,7 @@ impl<D: Device> Volume<D> {
             self.count_copy(copy, part.ticket.moved());
             let Err(error) = done else { continue };
             let at = part.range.start;
-            let what = |doing| format!("{doing} the chunk at {at} of {} to break it", self.name());
+            let what = |doing| format!("{doing} the chunk at {at} of {} to break it", self.shown_name());
             let error = match error {
                 CopyError::Read(e) => Error::io(what("reading"), e),
                 CopyError::Write(e) => Error::io(what("writing a copy of"), e),

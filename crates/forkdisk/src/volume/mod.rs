@@ -145,6 +145,14 @@ impl<D: Device> Volume<D> {
         meta.info_of(self.record(&meta))
     }
 
+    /// Its name in messages.
+    fn shown_name(&self) -> String {
+        match self.name() {
+            name if name.is_empty() => "a volume without a name".to_string(),
+            name => name,
+        }
+    }
+
     /// Its length in bytes.
     pub fn size(&self) -> u64 {
         self.record(&self.inner.meta.borrow()).size
@@ -180,7 +188,7 @@ impl<D: Device> Volume<D> {
         match offset.checked_add(len) {
             Some(end) if end <= size => Ok(()),
             _ => {
-                let why = format!("{len} bytes at {offset} reach past the end of {} ({size} bytes)", self.name());
+                let why = format!("{len} bytes at {offset} reach past the end of {} ({size} bytes)", self.shown_name());
                 Err(Error::new(ErrorKind::Invalid, why))
             }
         }
@@ -191,7 +199,7 @@ impl<D: Device> Volume<D> {
         if self.read_only {
             return Err(Error::new(
                 ErrorKind::ReadOnly,
-                format!("{} is a snapshot and cannot be written", self.name()),
+                format!("{} is a snapshot and cannot be written", self.shown_name()),
             ));
         }
         self.check_range(offset, len)

@@ -113,7 +113,7 @@ impl<D: Device> Volume<D> {
         drop(plan);
         match result {
             Ok(()) => (Ok(holes), buf),
-            Err(e) => (Err(Error::io(format!("reading {} at {offset}", self.name()), e)), buf),
+            Err(e) => (Err(Error::io(format!("reading {} at {offset}", self.shown_name()), e)), buf),
         }
     }
 }

@@ -118,7 +118,7 @@ impl<D: Device> Volume<D> {
                 let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
                 self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
                 let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
-                result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
+                result.map_err(|e| Error::io(format!("reading {} to complete a page", self.shown_name()), e))?;
                 page = read;
             }
             None if planted(Bug::ZeroFillSkipped) => {

@@ -186,7 +186,7 @@ impl<D: Device> Volume<D> {
 
     /// Turns the error of a device request into one that names the volume and offset.
     pub(super) fn device_error(&self, offset: u64, result: std::io::Result<()>) -> Result<()> {
-        result.map_err(|e| Error::io(format!("writing {} at {offset}", self.name()), e))
+        result.map_err(|e| Error::io(format!("writing {} at {offset}", self.shown_name()), e))
     }
 
     /// Maps the new pages.

@@ -211,3 +211,24 @@ fn if_a_count_page_cannot_be_written_the_log_is_emptied_later_and_no_write_waits
     });
     assert!(tasks.now().is_zero(), "somebody waited for room");
 }
+
+/// An import writes to a volume that has no name yet: its error said "writing  at 0".
+#[test]
+fn the_error_of_a_volume_without_a_name_says_so() {
+    let (tasks, fails) = (Inline::default(), Rc::new(Cell::new(false)));
+    let (memory, is_armed) = (MemoryDevice::new(64 << 20), fails.clone());
+    let device = FailingDevice::new(memory, move |request| {
+        (is_armed.get() && request.kind == RequestKind::WriteData).then(|| std::io::Error::other("planned"))
+    });
+    tasks.clone().run(async move {
+        let format = FormatOptions { size: 64 << 20, uuid: [7; 16], now: 0, journal: None };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let pool = Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default()).await.expect("it opens");
+        let volume = pool.create_unnamed(&CreateOptions::new(1 << 20, 0)).expect("a volume");
+        fails.set(true);
+        let error = volume.write(0, Buf::zeroed(PAGE_SIZE), false).await.0.expect_err("the device fails");
+        assert!(error.to_string().contains("writing a volume without a name at "), "{error}");
+        let error = volume.read(1 << 20, Buf::zeroed(512)).await.0.expect_err("beyond the end");
+        assert!(error.to_string().contains("past the end of a volume without a name"), "{error}");
+    });
+}

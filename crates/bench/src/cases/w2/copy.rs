@@ -21,7 +21,7 @@ use super::{CELLS, Cell, label, thin};
 const SUBJOBS: [u32; 3] = [64, 512, 1024];
 /// Latency of each request there.
 const LATENCY: Duration = Duration::from_millis(5);
-/// The peer whose rows are compared: dm-thin with the same sub-job size as the default here.
+/// The peer of the compared rows: dm-thin with the same sub-job size as the default here.
 const PEER: &str = "dm-thin";
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {

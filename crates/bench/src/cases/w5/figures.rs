@@ -10,7 +10,7 @@ pub type Part = (&'static str, fn(&Round) -> Step);
 
 /// The parts of a round whose cost is constant.
 pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove)];
-/// The parts whose cost is proportional to the distinct pages written.
+/// The parts with a cost proportional to the distinct pages written.
 const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
 /// A unit of cost: its name, and its count in a round.

@@ -49,8 +49,7 @@ impl<D> Jittery<D> {
 }
 
 impl<D: Device> Device for Jittery<D> {
-    crate::forward_device! { inner: len block_size cork stripe flush discard can_clone set_len }
-    crate::plain_device! { buffer allocate }
+    crate::forward_device! { inner: len block_size buffer cork stripe flush discard allocate can_clone set_len }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         let (request, pause) = (self.inner.read(buf, segments), self.pause());
