@@ -90,12 +90,14 @@
 #![deny(clippy::iter_over_hash_type)]
 
 mod bits;
+mod catalog;
 pub mod copier;
 mod counters;
 pub mod device;
 mod error;
 mod format;
 mod journal;
+mod live;
 mod map;
 mod ordered;
 mod origin;
@@ -104,11 +106,14 @@ mod pool;
 mod replace;
 mod runtime;
 mod space;
+mod store;
 mod sync;
 pub mod testing;
 mod types;
+mod upkeep;
 mod volume;
 
+pub use catalog::{NAME_MARKS, Protection, VolumeInfo, is_name_character};
 pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
@@ -124,11 +129,10 @@ pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
 pub use pool::{
-    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport,
-    HostIdentity, LowWater, Mode, NAME_MARKS, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery,
-    Repair, Replacement, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, is_name_character, recorded,
-    replace_pages, set_heartbeat, set_uuid,
+    Child, CopierInfo, CreateOptions, Mode, Pool, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, recorded,
 };
 pub use runtime::{LocalFuture, Runtime};
+pub use store::{FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, Recovery, WhenFull};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
-pub use volume::{Extent, FlattenReport, Sharing, StatusRun, Volume};
+pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};
+pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume};

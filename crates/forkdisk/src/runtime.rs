@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// A boxed future that lives on one thread.
@@ -18,4 +19,20 @@ pub trait Runtime: 'static {
     /// Returns the time since some moment before the first call; it never decreases. Used for throttles and
     /// statistics, never stored.
     fn now(&self) -> Duration;
+}
+
+/// Lets every other ready task run first.
+pub(crate) async fn yield_now() {
+    struct Yield(bool);
+    impl Future for Yield {
+        type Output = ();
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            if std::mem::replace(&mut self.0, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+    Yield(false).await;
 }

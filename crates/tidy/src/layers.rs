@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::paths::{self, Path};
 use crate::{Source, Violation};
 
-/// The layers of the engine, lowest first. `origin`, `pool` and `volume` still name each other.
+/// The layers of the engine, lowest first.
 pub const ENGINE: &[&[&str]] = &[
     &["error", "planted", "replace", "runtime", "types"],
     &["bits", "sync"],
@@ -16,7 +16,13 @@ pub const ENGINE: &[&[&str]] = &[
     &["copier", "counters", "journal", "space"],
     &["map"],
     &["ordered"],
-    &["origin", "pool", "volume"],
+    &["live"],
+    &["catalog"],
+    &["store"],
+    &["origin"],
+    &["volume"],
+    &["upkeep"],
+    &["pool"],
 ];
 
 /// The crates and those of the workspace that each may depend on.

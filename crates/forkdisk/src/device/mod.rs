@@ -46,6 +46,14 @@ pub type Segments = SmallVec<[Segment; 2]>;
 /// A request's outcome together with its buffer.
 pub type IoResult = (io::Result<()>, Buf);
 
+/// Adds a segment; extends the last segment if it is contiguous with it.
+pub(crate) fn add_segment(segments: &mut Segments, offset: u64, at: usize, len: usize) {
+    match segments.last_mut() {
+        Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
+        _ => segments.push(Segment { offset, at, len }),
+    }
+}
+
 /// A disk as the engine sees it.
 ///
 /// Every method submits its requests when it is **called** (not when the future is first polled),

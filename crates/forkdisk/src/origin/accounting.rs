@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 
+use super::Origins;
+use crate::catalog::{Catalog, Failure};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::exception::piece;
 use crate::format::{ExceptionKey, ExceptionKind, VolumeState};
 use crate::map::Stop;
 use crate::ordered;
-use crate::pool::{Failure, Inner, Meta};
 use crate::types::VolumeId;
 
 /// Pairs looked up in one step.
@@ -23,7 +24,7 @@ struct CountCursor {
     pages: u64,
 }
 
-impl Meta {
+impl Catalog {
     /// Counts on; true at the end.
     fn count_freed(
         &mut self,
@@ -49,7 +50,7 @@ impl Meta {
         );
         let pairs = pairs.map_err(Stop::from)?;
         let older =
-            |chain: &crate::pool::Chain| chain.chained.range(..id).rev().find(|id| !doomed.contains(id)).copied();
+            |chain: &crate::catalog::Chain| chain.chained.range(..id).rev().find(|id| !doomed.contains(id)).copied();
         let heir = self.directory.chain(origin).and_then(older);
         for &(key, value) in &pairs {
             match ExceptionKey(key).kind() {
@@ -72,14 +73,14 @@ impl Meta {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> Origins<D> {
     /// Exceptions, in pages, that deleting all of `doomed` together would free.
     pub async fn exceptions_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
         let mut pages = 0;
         for &id in doomed {
             let mut counted = CountCursor { next: ExceptionKey(0), of_list: 0, pages: 0 };
-            let of_origin = self.meta.borrow().is_origin_snapshot(id);
-            while of_origin && !self.retry_no_alloc(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
+            let of_origin = self.store.meta.borrow().is_origin_snapshot(id);
+            while of_origin && !self.store.retry_no_alloc(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
             pages += counted.pages;
         }
         Ok(pages)

@@ -17,7 +17,6 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record, data_checksum};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, Inner, deleted_error};
 use crate::space::Need;
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
@@ -25,6 +24,7 @@ use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
+use crate::store::{EditError, Store, deleted_error};
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
 const FOLLOWERS_PART: u64 = 2;
@@ -58,12 +58,12 @@ impl<D: Device> Origin<D> {
     /// Without `patience` it does not wait for space.
     pub(super) async fn copy_out(
         &self,
-        inner: &Rc<Inner<D>>,
+        store: &Rc<Store<D>>,
         offset: u64,
         end: u64,
         mut patience: Option<&mut SpaceWait>,
     ) -> std::result::Result<(), EditError> {
-        let mut limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
+        let mut limit = store.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         loop {
             let lookahead = self.streams.borrow_mut().lookahead(offset, end, limit);
             // Later writes of the stream queue behind this lock; this one queues behind earlier ones, which
@@ -72,15 +72,15 @@ impl<D: Device> Origin<D> {
             let others_come = lookahead.group_end > end;
             let from = self.streams.borrow().announced_start(offset, limit);
             let turn = self.copy_locks.lock(self.chunks(from, reach), LockMode::Exclusive).await;
-            if self.first_missing_exception(inner, offset, end).await?.is_none() {
+            if self.first_missing_exception(store, offset, end).await?.is_none() {
                 return Ok(());
             }
             if lookahead.alone {
-                inner.runtime.sleep(FOLLOWER_WAIT).await;
+                store.runtime.sleep(FOLLOWER_WAIT).await;
             }
             // Queued writes before it are included: they may wait for another lock.
             let from = self.streams.borrow().announced_start(offset, limit).max(from);
-            let from = self.first_missing_exception(inner, from, end).await?.unwrap_or(offset);
+            let from = self.first_missing_exception(store, from, end).await?.unwrap_or(offset);
             let lookahead = self.streams.borrow_mut().lookahead(offset, end, reach.saturating_sub(end));
             if lookahead.alone {
                 self.streams.borrow_mut().no_follower(end);
@@ -93,17 +93,17 @@ impl<D: Device> Origin<D> {
                 drop(self.locks.lock(self.chunks(before, offset), LockMode::Exclusive).await);
             }
             let mut held = self.locks.lock(self.chunks(from, lookahead), LockMode::Exclusive).await;
-            inner.wait_below_dirty_limit().await?;
+            store.wait_below_dirty_limit().await?;
             if let Some(patience) = patience.as_deref_mut() {
-                patience.note_attempt(inner.meta.borrow().space.available());
+                patience.note_attempt(store.meta.borrow().space.available());
             }
             let mut along = Vec::new();
             let copied =
-                self.copy_with_followers(inner, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
+                self.copy_with_followers(store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
             // Also after a failure: exceptions found by others are durable, or nothing is written on them.
-            let believed = planted(Bug::VolatileBelievedDurable) && inner.options.volatile.is_some();
+            let believed = planted(Bug::VolatileBelievedDurable) && store.options.volatile.is_some();
             if !planted(Bug::OriginBeforeRecord) && !believed {
-                inner.clone().commit().await.map_err(EditError::Error)?;
+                store.clone().commit().await.map_err(EditError::Error)?;
             }
             match copied {
                 Ok(()) => return Ok(()),
@@ -113,7 +113,7 @@ impl<D: Device> Origin<D> {
                 Err(EditError::NoSpace) => {
                     drop((held, along, turn));
                     let Some(patience) = patience.as_deref_mut() else { return Err(EditError::NoSpace) };
-                    self.wait_for_space(inner, patience).await?;
+                    self.wait_for_space(store, patience).await?;
                 }
             }
         }
@@ -125,7 +125,7 @@ impl<D: Device> Origin<D> {
     /// other writes meet theirs themselves.
     async fn copy_with_followers(
         &self,
-        inner: &Rc<Inner<D>>,
+        store: &Rc<Store<D>>,
         range: Range<u64>,
         (from, lookahead): (u64, u64),
         limit: u64,
@@ -134,9 +134,9 @@ impl<D: Device> Origin<D> {
         let (mut first, mut done, mut lookahead) = (None, from, lookahead);
         loop {
             // All of it is read before any of it is written.
-            let gate = inner.copier.gate();
+            let gate = store.copier.gate();
             let hot_ranges = match first {
-                None => self.begin_hot_ranges(inner, limit, from..lookahead, (&gate, &mut *along)).await,
+                None => self.begin_hot_ranges(store, limit, from..lookahead, (&gate, &mut *along)).await,
                 Some(_) => Vec::new(),
             };
             let mut begun = Vec::new();
@@ -145,7 +145,7 @@ impl<D: Device> Origin<D> {
                 if lookahead <= done || begun.last().is_some_and(std::result::Result::is_err) {
                     break;
                 }
-                let copy = self.begin_copy(inner, done, lookahead, &gate).await;
+                let copy = self.begin_copy(store, done, lookahead, &gate).await;
                 if let Ok(copy) = &copy {
                     copy.read().await;
                 }
@@ -154,12 +154,12 @@ impl<D: Device> Origin<D> {
             }
             drop(gate);
             for copy in hot_ranges {
-                let _ = self.end_copy(inner, copy).await;
+                let _ = self.end_copy(store, copy).await;
             }
             let mut failed = false;
             for copy in begun {
                 let copied = match copy {
-                    Ok(copy) => self.end_copy(inner, copy).await.map_err(EditError::Error),
+                    Ok(copy) => self.end_copy(store, copy).await.map_err(EditError::Error),
                     Err(refused) => Err(refused),
                 };
                 failed |= copied.is_err();
@@ -190,7 +190,7 @@ impl<D: Device> Origin<D> {
     /// are left to the writes that meet them. The chunks stay locked as long as `along` lives.
     async fn begin_hot_ranges(
         &self,
-        inner: &Rc<Inner<D>>,
+        store: &Rc<Store<D>>,
         limit: u64,
         apart: Range<u64>,
         (gate, along): (&WriteGate, &mut Vec<RangeGuard>),
@@ -199,17 +199,17 @@ impl<D: Device> Origin<D> {
             return Vec::new();
         }
         let apart = apart.start / self.chunk * self.chunk..apart.end;
-        let views = inner.meta.borrow().copy_out_views(self.id);
+        let views = store.meta.borrow().copy_out_views(self.id);
         let due = self.hot_ranges.borrow_mut().due(&views, self.chunk, self.size);
         let mut begun = Vec::new();
-        if !self.has_ample_space(inner, due.iter().chain([&apart]), views.len() as u64) {
+        if !self.has_ample_space(store, due.iter().chain([&apart]), views.len() as u64) {
             return begun;
         }
         for Range { start, end } in due.into_iter().flat_map(|range| without(range, &apart)) {
-            let lacks_a_copy = matches!(self.first_missing_exception(inner, start, end).await, Ok(Some(_)));
+            let lacks_a_copy = matches!(self.first_missing_exception(store, start, end).await, Ok(Some(_)));
             if lacks_a_copy && let Some(guard) = self.locks.try_lock(self.chunks(start, end), LockMode::Exclusive) {
                 along.push(guard);
-                begun.extend(self.begin_copy(inner, start, end, gate).await.ok());
+                begun.extend(self.begin_copy(store, start, end, gate).await.ok());
             }
         }
         for copy in &begun {
@@ -220,15 +220,15 @@ impl<D: Device> Origin<D> {
 
     /// Whether twice the space that all these copies need is free: copy-ahead must not take space that writes
     /// need.
-    fn has_ample_space<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
+    fn has_ample_space<'a>(&self, store: &Store<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
         let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
-        inner.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
+        store.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
     }
 
     /// Starts the missing copies of a range; its chunks are locked exclusively.
     async fn begin_copy(
         &self,
-        inner: &Rc<Inner<D>>,
+        store: &Rc<Store<D>>,
         offset: u64,
         end: u64,
         gate: &WriteGate,
@@ -236,28 +236,28 @@ impl<D: Device> Origin<D> {
         let chunk_pages = self.chunk / PAGE_BYTES;
         let start = VirtualPage(offset / self.chunk * chunk_pages);
         let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE_BYTES)));
-        let guard = inner.generations.enter();
-        let mut plan = CopyPlan::new(inner.meta.borrow().copy_out_views(self.id), start, end);
-        inner.retry_on_miss(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
-        if let Err(ended) = inner.retry_on_miss(|meta| plan.advance(meta, self.id, chunk_pages)).await {
-            let mut meta = inner.meta.borrow_mut();
+        let guard = store.generations.enter();
+        let mut plan = CopyPlan::new(store.meta.borrow().copy_out_views(self.id), start, end);
+        store.retry_on_miss(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
+        if let Err(ended) = store.retry_on_miss(|meta| plan.advance(meta, self.id, chunk_pages)).await {
+            let mut meta = store.meta.borrow_mut();
             plan.copies.iter().for_each(|copy| meta.space.return_pages(copy.to, copy.len));
             return Err(ended);
         }
         if planted(Bug::RecordBeforeCopy) {
-            self.publish(inner, &plan).await.map_err(EditError::Error)?;
-            inner.clone().commit().await.map_err(EditError::Error)?;
+            self.publish(store, &plan).await.map_err(EditError::Error)?;
+            store.clone().commit().await.map_err(EditError::Error)?;
         }
-        let Some(client) = inner.meta.borrow_mut().copy_client(self.id) else {
-            inner.meta.borrow_mut().space.write_off(plan.pages());
+        let Some(client) = store.copy_client(self.id) else {
+            store.meta.borrow_mut().space.write_off(plan.pages());
             return Err(EditError::Error(deleted_error()));
         };
-        let tickets = self.submit(inner, &client, &plan, gate);
+        let tickets = self.submit(store, &client, &plan, gate);
         Ok(StartedCopies { plan, tickets, _guard: guard })
     }
 
     /// Waits for the copies and publishes them. Nothing is durable yet.
-    async fn end_copy(&self, inner: &Rc<Inner<D>>, begun: StartedCopies) -> Result<()> {
+    async fn end_copy(&self, store: &Rc<Store<D>>, begun: StartedCopies) -> Result<()> {
         let mut outcome = Ok(());
         for (at, ticket) in &begun.tickets {
             let failed = match ticket.wait_done().await {
@@ -271,10 +271,10 @@ impl<D: Device> Origin<D> {
             outcome = outcome.and(Err(failed));
         }
         if outcome.is_ok() && !planted(Bug::RecordBeforeCopy) {
-            outcome = self.publish(inner, &begun.plan).await;
+            outcome = self.publish(store, &begun.plan).await;
         }
         if outcome.is_err() {
-            inner.meta.borrow_mut().space.write_off(begun.plan.pages());
+            store.meta.borrow_mut().space.write_off(begun.plan.pages());
         }
         outcome
     }
@@ -282,7 +282,7 @@ impl<D: Device> Origin<D> {
     /// Submits the copies. Pages that several snapshots need are read once.
     fn submit(
         &self,
-        inner: &Inner<D>,
+        store: &Store<D>,
         client: &Rc<Client>,
         plan: &CopyPlan,
         gate: &WriteGate,
@@ -298,14 +298,14 @@ impl<D: Device> Origin<D> {
                 }
                 !same
             });
-            let job = self.job(inner, &alike, &group, gate);
-            tickets.push((first.at, inner.copier.submit(client, job, Vec::new())));
+            let job = self.job(store, &alike, &group, gate);
+            tickets.push((first.at, store.copier.submit(client, job, Vec::new())));
         }
         tickets
     }
 
     /// One read of the origin, written to the places of all these copies.
-    fn job(&self, inner: &Inner<D>, copies: &[&PageCopy], group: &JobGroup, gate: &WriteGate) -> Job<D> {
+    fn job(&self, store: &Store<D>, copies: &[&PageCopy], group: &JobGroup, gate: &WriteGate) -> Job<D> {
         let (at, len) = (copies[0].at, copies[0].len);
         let real = ((at.0 + len) * PAGE_BYTES).min(self.size) - at.0 * PAGE_BYTES;
         let place = Place { device: self.device.clone(), offset: at.0 * PAGE_BYTES };
@@ -313,7 +313,7 @@ impl<D: Device> Origin<D> {
         if real < len * PAGE_BYTES {
             source.push(Piece { len: len * PAGE_BYTES - real, from: CopySource::Zeroes });
         }
-        let places = |copy: &&PageCopy| Place { device: inner.device.clone(), offset: copy.to.offset() };
+        let places = |copy: &&PageCopy| Place { device: store.device.clone(), offset: copy.to.offset() };
         let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect();
         let checksum = move |at: u64, bytes: &[u8]| {
             for (to, checksums) in &told {
@@ -333,7 +333,7 @@ impl<D: Device> Origin<D> {
     }
 
     /// Publishes the exceptions. Snapshots deleted meanwhile need none.
-    async fn publish(&self, inner: &Inner<D>, plan: &CopyPlan) -> Result<()> {
+    async fn publish(&self, store: &Store<D>, plan: &CopyPlan) -> Result<()> {
         let chunk_pages = self.chunk / PAGE_BYTES;
         for copy in &plan.copies {
             let checksums = copy.checksums.take();
@@ -341,7 +341,7 @@ impl<D: Device> Origin<D> {
             let mut covered = known.then_some(&checksums[..]);
             let mut done = 0;
             while done < copy.len {
-                let step = inner.retry_no_alloc(|meta| {
+                let step = store.retry_no_alloc(|meta| {
                     let chain = meta.directory.chain(self.id);
                     let lives = chain
                         .is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));

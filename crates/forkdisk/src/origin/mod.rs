@@ -17,7 +17,6 @@
 
 mod accounting;
 mod copy;
-mod exceptions;
 mod flush;
 mod hot_ranges;
 mod out_of_space;
@@ -31,21 +30,20 @@ mod verbs;
 mod write;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Record;
+use crate::format::{Record, VolumeRecord};
 use crate::planted::{Bug, planted};
-use crate::pool::Inner;
 use crate::sync::{Flushes, LockMode, RangeLocks};
 use crate::types::VolumeId;
 
-pub use exceptions::ExceptionView;
-pub use read::PageSource;
-pub use rollback::refuse_during_rollback;
+use crate::store::Store;
+use crate::store::deleted_error;
 pub use statistics::OriginStatistics;
-pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions, check_origin_text};
+pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions};
 
 /// An origin whose device is open.
 pub struct Origin<D> {
@@ -158,28 +156,39 @@ impl<D: Device> Origin<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
+/// The origins of a pool whose devices are open.
+pub struct Origins<D: Device> {
+    store: Rc<Store<D>>,
+    open: RefCell<BTreeMap<VolumeId, Rc<Origin<D>>>>,
+}
+
+impl<D: Device> Origins<D> {
+    /// None is open.
+    pub fn new(store: &Rc<Store<D>>) -> Rc<Origins<D>> {
+        Rc::new(Origins { store: store.clone(), open: RefCell::default() })
+    }
+
     /// Whether origins have to be flushed before records of new snapshots become durable.
     pub fn has_unflushed_snapshots(&self) -> bool {
-        self.origins.borrow().values().any(|origin| !origin.unflushed_snapshots.borrow().is_empty())
+        self.open.borrow().values().any(|origin| !origin.unflushed_snapshots.borrow().is_empty())
     }
 
     /// Before records become durable: flushes the origins of new snapshots. Snapshots of an origin whose
     /// flush fails are deleted with the same commit.
     pub async fn flush_snapshotted_origins(&self) -> Result<()> {
-        let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
+        let ids: Vec<VolumeId> = self.open.borrow().keys().copied().collect();
         for id in ids {
-            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
+            let Some(settling) = self.open.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
                 continue;
             };
             // The lock comes before the use of the origin: a commit that waits here is no user.
             let _held = settling.lock(0..1, LockMode::Shared).await;
-            let Some(origin) = self.origins.borrow().get(&id).cloned() else { continue };
+            let Some(origin) = self.open.borrow().get(&id).cloned() else { continue };
             let lost = origin.flush_new_snapshots().await;
-            let mut meta = self.meta.borrow_mut();
+            let mut meta = self.store.meta.borrow_mut();
             let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();
             if !ids.is_empty() {
-                self.publish(&mut meta, &Record::Delete { ids })?;
+                self.store.publish(&mut meta, &Record::Delete { ids })?;
             }
         }
         Ok(())
@@ -187,13 +196,13 @@ impl<D: Device> Inner<D> {
 
     /// Flushes origins that were written.
     pub async fn flush_origins(&self) {
-        let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
+        let ids: Vec<VolumeId> = self.open.borrow().keys().copied().collect();
         for id in ids {
-            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
+            let Some(settling) = self.open.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
                 continue;
             };
             let _held = settling.lock(0..1, LockMode::Shared).await;
-            let Some(origin) = self.origins.borrow().get(&id).filter(|o| o.is_dirty.get()).cloned() else { continue };
+            let Some(origin) = self.open.borrow().get(&id).filter(|o| o.is_dirty.get()).cloned() else { continue };
             // After a failure the origin refuses requests with the reason.
             let _ = origin.flush().await;
         }
@@ -201,7 +210,7 @@ impl<D: Device> Inner<D> {
 
     /// Stops the rollbacks of all origins until they are opened again.
     pub async fn stop_rolling(&self) {
-        let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
+        let origins: Vec<Rc<Origin<D>>> = self.open.borrow().values().cloned().collect();
         for origin in origins {
             origin.stop_rolling().await;
         }
@@ -209,11 +218,15 @@ impl<D: Device> Inner<D> {
 
     /// The origin, if its device is open.
     pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
-        self.origins.borrow().get(&id).cloned().ok_or_else(|| {
-            let meta = self.meta.borrow();
-            let (name, path) =
-                meta.directory.get(id).map_or(Default::default(), |v| (v.record.name.clone(), v.record.origin.clone()));
-            let why = format!("the device of {name:?} is not open; it was last at {path:?}");
+        let meta = self.store.meta.borrow();
+        let record = &meta.directory.get(id).ok_or_else(deleted_error)?.record;
+        self.attached_with(record)
+    }
+
+    /// The origin with this record, if its device is open.
+    pub fn attached_with(&self, record: &VolumeRecord) -> Result<Rc<Origin<D>>> {
+        self.open.borrow().get(&record.id).cloned().ok_or_else(|| {
+            let why = format!("the device of {:?} is not open; it was last at {:?}", record.name, record.origin);
             Error::new(ErrorKind::Busy, why)
         })
     }

@@ -3,14 +3,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::Origin;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
-use crate::pool::{Inner, PoolEvent, no_space_error};
 use crate::runtime::LocalFuture;
+use crate::store::{PoolEvent, Store, no_space_error};
 use crate::types::VolumeId;
-
-use super::Origin;
 
 /// Checkpoints that one write starts to get freed space back.
 const MAX_CHECKPOINTS: u32 = 2;
@@ -36,41 +35,41 @@ impl SpaceWait {
 
 impl<D: Device> Origin<D> {
     /// Waits for space or frees some; fails if neither helps. Holds nothing meanwhile.
-    pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut SpaceWait) -> Result<()> {
-        inner.check_writable()?;
-        let free = inner.meta.borrow().space.available();
+    pub(super) async fn wait_for_space(&self, store: &Rc<Store<D>>, patience: &mut SpaceWait) -> Result<()> {
+        store.check_writable()?;
+        let free = store.meta.borrow().space.available();
         if free > patience.free {
             // Some was freed since the attempt failed.
             patience.note_attempt(free);
             return Ok(());
         }
-        if patience.emptied < MAX_CHECKPOINTS && inner.has_pending_space() {
+        if patience.emptied < MAX_CHECKPOINTS && store.has_pending_space() {
             patience.emptied += 1;
-            return inner.clone().checkpoint().await;
+            return store.clone().checkpoint().await;
         }
-        inner.full.set(true);
-        let policy = inner.meta.borrow().protects(self.id).map_or(OriginFull::Error, |(p, _)| p.when_full);
+        store.full.set(true);
+        let policy = store.meta.borrow().protects(self.id).map_or(OriginFull::Error, |(p, _)| p.when_full);
         match policy {
             OriginFull::Wait(seconds) => {
-                let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
+                let sleep = || store.runtime.sleep(Duration::from_secs(u64::from(seconds)));
                 if patience.left.is_none() {
-                    inner.report_waiting(self.id);
+                    store.report_waiting(self.id);
                 }
                 let left = patience.left.get_or_insert_with(sleep);
                 // Other waiting writes start checkpoints, too; those alone free nothing.
-                while inner.meta.borrow().space.available() <= patience.free {
-                    if !inner.wait_for_space(left).await {
-                        return inner.report_if_full(self.id, Err(no_space_error()));
+                while store.meta.borrow().space.available() <= patience.free {
+                    if !store.wait_for_space(left).await {
+                        return store.report_if_full(self.id, Err(no_space_error()));
                     }
-                    inner.check_writable()?;
+                    store.check_writable()?;
                 }
                 Ok(())
             }
             OriginFull::DropOldest => {
-                let Some(id) = self.oldest_droppable(inner) else {
-                    return inner.report_if_full(self.id, Err(no_space_error()));
+                let Some(id) = self.oldest_droppable(store) else {
+                    return store.report_if_full(self.id, Err(no_space_error()));
                 };
-                let dropped = inner
+                let dropped = store
                     .verb(|meta| {
                         // It may have been deleted or opened since.
                         let found = meta.directory.get(id).filter(|_| meta.directory.is_snapshot(id));
@@ -79,25 +78,25 @@ impl<D: Device> Origin<D> {
                     })
                     .await?;
                 if let Some(snapshot) = dropped {
-                    inner.counters.dropped.add(1);
-                    inner.report(&PoolEvent::Dropped { snapshot });
+                    store.counters.dropped.add(1);
+                    store.report(&PoolEvent::Dropped { snapshot });
                 }
-                inner.reap_soon();
-                inner.clone().wait_freed().await
+                store.reap_soon();
+                store.wait_freed().await
             }
-            OriginFull::Error => inner.report_if_full(self.id, Err(no_space_error())),
+            OriginFull::Error => store.report_if_full(self.id, Err(no_space_error())),
         }
     }
 
-    fn oldest_droppable(&self, inner: &Inner<D>) -> Option<VolumeId> {
-        let meta = inner.meta.borrow();
+    fn oldest_droppable(&self, store: &Store<D>) -> Option<VolumeId> {
+        let meta = store.meta.borrow();
         let chain = meta.directory.chain(self.id)?;
         let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
         all.sort_unstable();
         all.into_iter().find(|&id| {
-            let idle = |v: &crate::pool::CatalogEntry| v.record.flags.droppable && !v.pending;
+            let idle = |v: &crate::catalog::CatalogEntry| v.record.flags.droppable && !v.pending;
             meta.directory.get(id).is_some_and(idle)
-                && meta.live.handles(id) == 0
+                && store.live.borrow().handles(id) == 0
                 && meta.directory.clones_backed_by(id).is_none()
         })
     }

@@ -3,13 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::catalog::{Catalog, ExceptionView, Failure};
 use crate::format::DataChecksum;
 use crate::map::Stop;
-use crate::pool::{Failure, Meta};
 use crate::space::{AllocRequest, Need};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
-
-use super::ExceptionView;
 
 /// Pages of the origin to be copied to a place in the pool.
 pub struct PageCopy {
@@ -49,7 +47,12 @@ impl CopyPlan {
     /// Refuses unless there is space for all of it: pages allocated in vain are free again only after the
     /// next checkpoint. A repeated attempt counts on from where the last one stopped: the exceptions of a
     /// large range may be more than the cache holds.
-    pub fn admit(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
+    pub fn admit(
+        &mut self,
+        meta: &mut Catalog,
+        origin: VolumeId,
+        chunk_pages: u64,
+    ) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.count.view) {
             while let Some(len) = meta.missing_exception(origin, view, &mut self.count.next, self.end)? {
                 self.count.pages += len;
@@ -65,7 +68,12 @@ impl CopyPlan {
     }
 
     /// Plans on from where the last attempt stopped.
-    pub fn advance(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
+    pub fn advance(
+        &mut self,
+        meta: &mut Catalog,
+        origin: VolumeId,
+        chunk_pages: u64,
+    ) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.view) {
             let sequence = match view {
                 ExceptionView::Chained { from, .. } => from,

@@ -2,56 +2,14 @@
 
 use smallvec::smallvec;
 
-use crate::device::{Buf, Device, Segment, Segments};
-use crate::error::{Error, Result};
-use crate::map::{Stop, lookup};
-use crate::planted::{Bug, planted};
-use crate::pool::{Failure, Inner, Meta};
-use crate::sync::LockMode;
-use crate::types::{PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
-use crate::volume::push;
-
 use super::Origin;
-use super::exceptions::{ExceptionView, exception_run};
-
-/// Source of a page of a volume that has an origin as backing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageSource {
-    /// A page of its own, in the pool.
-    Own(PageAddr),
-    /// An exception, in the pool.
-    Exception(PageAddr),
-    /// The same page of the origin.
-    Origin,
-    /// Zeroes, beyond the end of the backing.
-    Zero,
-}
-
-impl Meta {
-    /// Source of page `at` of `id`, whose backing is `origin`, and of those behind it (at most `max`). The
-    /// backing ends at page `end`.
-    pub fn source_of(
-        &mut self,
-        id: VolumeId,
-        (origin, view, end): (VolumeId, ExceptionView, u64),
-        at: VirtualPage,
-        max: u64,
-    ) -> std::result::Result<(PageSource, u64), Failure> {
-        let record = &self.directory.get(id).ok_or(Failure::Gone)?.record;
-        let own = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;
-        if let Some((page, _)) = own.data {
-            return Ok((PageSource::Own(page), own.len));
-        }
-        if at.0 >= end {
-            return Ok((PageSource::Zero, own.len));
-        }
-        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
-        let max = own.len.min(end - at.0);
-        let run =
-            exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, at, max).map_err(Stop::from)?;
-        Ok((run.at.map_or(PageSource::Origin, PageSource::Exception), run.len))
-    }
-}
+use crate::catalog::{ExceptionView, PageSource};
+use crate::device::{Buf, Device, Segment, Segments, add_segment};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::store::Store;
+use crate::sync::LockMode;
+use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
 
 /// Parts of a read by source.
 #[derive(Default)]
@@ -74,7 +32,7 @@ impl<D: Device> Origin<D> {
     /// are whole blocks of both devices.
     pub async fn read_through(
         &self,
-        inner: &Inner<D>,
+        store: &Store<D>,
         id: VolumeId,
         (view, size): (ExceptionView, u64),
         offset: u64,
@@ -84,10 +42,10 @@ impl<D: Device> Origin<D> {
         // Nothing is written under a read that goes to the origin.
         let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
         let _held = self.locks.lock(chunks, LockMode::Shared).await;
-        let _plan = inner.generations.enter();
+        let _plan = store.generations.enter();
         // Results stay when a table has to be loaded: a large range may need more than the cache holds.
         let (mut parts, mut at) = (ReadParts::default(), offset);
-        let found = inner
+        let found = store
             .retry_no_alloc(|meta| {
                 while at < end {
                     let page = VirtualPage(at / PAGE_BYTES);
@@ -110,12 +68,12 @@ impl<D: Device> Origin<D> {
             let (result, buf) = self.fetch(&self.device, buf, parts.origin).await;
             return (result.map_err(failed), buf);
         }
-        inner.counters.data_reads.add(&parts.pool);
+        store.counters.data_reads.add(&parts.pool);
         self.counters.reads.add(&parts.origin);
         // Parts of two devices: those of the origin are read into a buffer of their own.
         let aside = (!parts.origin.is_empty()).then(|| self.device.buffer(buf.len()));
         let other = aside.map(|aside| self.device.read(aside, parts.origin.clone()));
-        let (mut result, mut buf) = self.fetch(&inner.device, buf, parts.pool).await;
+        let (mut result, mut buf) = self.fetch(&store.device, buf, parts.pool).await;
         if let Some(other) = other {
             let (outcome, aside) = other.await;
             parts.origin.iter().for_each(|s| buf[s.at..s.at + s.len].copy_from_slice(&aside[s.at..s.at + s.len]));
@@ -135,13 +93,13 @@ impl ReadParts {
         let len = (to - from) as usize;
         match source {
             PageSource::Own(page) | PageSource::Exception(page) => {
-                push(&mut self.pool, page.offset() + from % PAGE_BYTES, at, len)
+                add_segment(&mut self.pool, page.offset() + from % PAGE_BYTES, at, len)
             }
             PageSource::Zero => self.zero.push((at, len)),
             PageSource::Origin => {
                 let there = (size.max(from).min(to) - from) as usize;
                 if there > 0 {
-                    push(&mut self.origin, from, at, there);
+                    add_segment(&mut self.origin, from, at, there);
                 }
                 self.zero.push((at + there, len - there));
             }

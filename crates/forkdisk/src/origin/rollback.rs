@@ -23,31 +23,19 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::exception::CHUNKS_PER_LIST;
 use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, Failure, Inner, Meta, Pool, no_space_error, refuse_in_use};
 use crate::space::Need;
 use crate::sync::{Event, LockMode, RangeLocks};
-use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
+use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::out_of_space::SpaceWait;
-use super::{ExceptionView, Origin, PageSource};
+use super::{Origin, Origins};
+use crate::catalog::{Catalog, Rollback, refuse_during_rollback};
+use crate::store::{EditError, Store, no_space_error};
 
 /// Most bytes rolled back at once; a write to the same chunks may wait for that long.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Runs looked up before other tasks run.
-const LOOKUPS_PER_STEP: usize = 256;
 /// Pause before a failed step is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// A running rollback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rollback {
-    /// The snapshot that is rolled back to.
-    pub snapshot: VolumeId,
-    /// Exceptions that belong to it.
-    pub view: ExceptionView,
-    /// All chunks before this one are rolled back.
-    pub cursor: u64,
-}
 
 /// The task that rolls an origin back.
 #[derive(Default)]
@@ -66,91 +54,15 @@ pub(super) struct RollbackTask {
     chunk_locks: Rc<RangeLocks>,
 }
 
-impl Meta {
-    /// The running rollback of an origin.
-    pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
-        let record = &self.directory.get(origin)?.record;
-        let snapshot = record.origin_record.as_ref()?.rollback_to;
-        let (_, view) = self.view_of(snapshot)?;
-        Some(Rollback { snapshot, view, cursor: record.cursor })
-    }
-
-    /// Whether `chunk` is rolled back, and for how many chunks from there on, at most up to `end`, the answer
-    /// is the same.
-    pub fn is_rolled_back(
-        &mut self,
-        origin: VolumeId,
-        chunk: u64,
-        end: u64,
-    ) -> std::result::Result<(bool, u64), Failure> {
-        let Some(rollback) = self.rollback(origin) else { return Ok((true, end - chunk)) };
-        if chunk < rollback.cursor {
-            return Ok((true, rollback.cursor.min(end) - chunk));
-        }
-        let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
-        // Beyond the end of the snapshot nothing is rolled back: the origin has grown since.
-        let chunk_size = self.directory.get(origin).ok_or(Failure::Gone)?.record.chunk;
-        let shown = self.backing_size(rollback.snapshot).ok_or(Failure::Gone)?.div_ceil(chunk_size);
-        if chunk >= shown {
-            return Ok((true, end - chunk));
-        }
-        let end = end.min(shown);
-        let bits = self.rolled_back_chunks(&protects.exceptions, chunk)?;
-        let is = |chunk: u64| bits >> (chunk % CHUNKS_PER_LIST) & 1 == 1;
-        let end = end.min((chunk / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST);
-        Ok((is(chunk), (chunk..end).take_while(|&c| is(c) == is(chunk)).count() as u64))
-    }
-
-    /// Parts of an origin, in bytes, that the rollback changes, from byte `at` on, within a bounded number of
-    /// lookups. Moves `at` to where the next call continues.
-    fn rollback_changes(
-        &mut self,
-        origin: VolumeId,
-        at: &mut u64,
-        end: u64,
-        parts: &mut Vec<Range<u64>>,
-    ) -> std::result::Result<(), Failure> {
-        let Some(rollback) = self.rollback(origin) else {
-            *at = end;
-            return Ok(());
-        };
-        let record = &self.directory.get(origin).ok_or(Failure::Gone)?.record;
-        let (chunk, pages) = (record.chunk, record.size.div_ceil(PAGE_BYTES));
-        for _ in 0..LOOKUPS_PER_STEP {
-            if *at >= end {
-                return Ok(());
-            }
-            let (back, chunks) = self.is_rolled_back(origin, *at / chunk, end.div_ceil(chunk))?;
-            let stop = ((*at / chunk + chunks) * chunk).min(end);
-            if back {
-                *at = stop;
-                continue;
-            }
-            let page = VirtualPage(*at / PAGE_BYTES);
-            let through = (origin, rollback.view, pages);
-            let (source, n) = self.source_of(rollback.snapshot, through, page, stop.div_ceil(PAGE_BYTES) - page.0)?;
-            let next = ((page.0 + n) * PAGE_BYTES).min(stop);
-            if matches!(source, PageSource::Own(_) | PageSource::Exception(_)) {
-                match parts.last_mut().filter(|last| last.end == *at) {
-                    Some(last) => last.end = next,
-                    None => parts.push(*at..next),
-                }
-            }
-            *at = next;
-        }
-        Ok(())
-    }
-}
-
 impl<D: Device> Origin<D> {
-    fn rollback(&self, inner: &Inner<D>) -> Option<Rollback> {
-        inner.meta.borrow().rollback(self.id)
+    fn rollback(&self, store: &Store<D>) -> Option<Rollback> {
+        store.meta.borrow().rollback(self.id)
     }
 
     /// Like [`read`](Self::read), with the valid contents: during a rollback, chunks that are not rolled back
     /// are read from the snapshot.
-    pub async fn read_current(&self, inner: &Inner<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        if self.rollback(inner).is_none() || planted(Bug::RollbackNotShown) {
+    pub async fn read_current(&self, store: &Store<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+        if self.rollback(store).is_none() || planted(Bug::RollbackNotShown) {
             return self.read(offset, buf).await;
         }
         let end = offset + buf.len() as u64;
@@ -158,7 +70,7 @@ impl<D: Device> Origin<D> {
         while at < end {
             let chunks = self.chunks(at, end);
             // Finds nothing once the rollback has ended.
-            let found = inner
+            let found = store
                 .retry_no_alloc(|meta| {
                     let rollback = meta.rollback(self.id);
                     Ok((rollback, meta.is_rolled_back(self.id, chunks.start, chunks.end)?))
@@ -171,13 +83,13 @@ impl<D: Device> Origin<D> {
             let stop = ((chunks.start + n) * self.chunk).min(end);
             let part = match rollback.filter(|_| !back) {
                 None => self.read(at, self.device.buffer((stop - at) as usize)).await,
-                Some(rollback) => self.read_snapshot(inner, rollback, at, stop).await,
+                Some(rollback) => self.read_snapshot(store, rollback, at, stop).await,
             };
             match part {
                 (Ok(()), part) => buf[(at - offset) as usize..(stop - offset) as usize].copy_from_slice(&part),
                 // The rollback ended during the read, and the snapshot was deleted: the origin has the
                 // contents.
-                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(inner, rollback) => continue,
+                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(store, rollback) => continue,
                 (Err(e), _) => return (Err(e), buf),
             }
             at = stop;
@@ -186,17 +98,17 @@ impl<D: Device> Origin<D> {
     }
 
     /// Whether this rollback has ended.
-    fn has_ended(&self, inner: &Inner<D>, rollback: Option<Rollback>) -> bool {
+    fn has_ended(&self, store: &Store<D>, rollback: Option<Rollback>) -> bool {
         let snapshot = |rollback: Option<Rollback>| rollback.map(|rollback| rollback.snapshot);
-        snapshot(self.rollback(inner)) != snapshot(rollback)
+        snapshot(self.rollback(store)) != snapshot(rollback)
     }
 
     /// Reads the snapshot from `offset` to `end`, in whole pages.
-    async fn read_snapshot(&self, inner: &Inner<D>, rollback: Rollback, offset: u64, end: u64) -> (Result<()>, Buf) {
+    async fn read_snapshot(&self, store: &Store<D>, rollback: Rollback, offset: u64, end: u64) -> (Result<()>, Buf) {
         let (start, stop) = (offset / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
         let buf = self.device.buffer((stop - start) as usize);
         let (result, mut buf) =
-            self.read_through(inner, rollback.snapshot, (rollback.view, self.size), start, buf).await;
+            self.read_through(store, rollback.snapshot, (rollback.view, self.size), start, buf).await;
         buf.copy_within((offset - start) as usize..(end - start) as usize, 0);
         buf.set_len((end - offset) as usize);
         (result, buf)
@@ -204,17 +116,17 @@ impl<D: Device> Origin<D> {
 
     /// Before a write from `offset` to `end`: rolls the affected chunks back except for what is overwritten,
     /// and records that durably.
-    pub(super) async fn roll_back_before_write(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<()> {
+    pub(super) async fn roll_back_before_write(&self, store: &Rc<Store<D>>, offset: u64, end: u64) -> Result<()> {
         let chunks = self.chunks(offset, end);
         let mut patience = SpaceWait::default();
         loop {
             self.rollback_ended().await;
-            if self.rollback(inner).is_none() {
+            if self.rollback(store).is_none() {
                 return Ok(());
             }
             let alone = self.rollback_task.chunk_locks.lock(chunks.clone(), LockMode::Exclusive).await;
-            let noted = match self.roll_back_chunks(inner, chunks.clone()).await {
-                Ok(()) => self.note_back(inner, chunks.clone()).await,
+            let noted = match self.roll_back_chunks(store, chunks.clone()).await {
+                Ok(()) => self.note_back(store, chunks.clone()).await,
                 Err(ended) => Err(ended),
             };
             match noted {
@@ -222,7 +134,7 @@ impl<D: Device> Origin<D> {
                 Err(EditError::Error(e)) => return Err(e),
                 Err(EditError::NoSpace) => {
                     drop(alone);
-                    self.wait_for_space(inner, &mut patience).await?;
+                    self.wait_for_space(store, &mut patience).await?;
                 }
             }
         }
@@ -236,24 +148,24 @@ impl<D: Device> Origin<D> {
     }
 
     /// Writes the snapshot's contents of these locked chunks to the origin where they are not rolled back.
-    async fn roll_back_chunks(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
+    async fn roll_back_chunks(&self, store: &Rc<Store<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
         // A crash that loses the start of the rollback must not leave its writes.
-        if self.is_start_pending(inner) {
-            inner.clone().commit().await.map_err(EditError::Error)?;
+        if self.is_start_pending(store) {
+            store.clone().commit().await.map_err(EditError::Error)?;
         }
         let end = (chunks.end * self.chunk).min(self.size);
         let mut at = chunks.start * self.chunk;
         while at < end {
-            let Some(rollback) = self.rollback(inner) else { return Ok(()) };
+            let Some(rollback) = self.rollback(store) else { return Ok(()) };
             let mut parts = Vec::new();
             // Results stay when a table has to be loaded.
-            inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
+            store.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
             for part in parts.iter().flat_map(pieces) {
-                let (read, buf) = self.read_snapshot(inner, rollback, part.start, part.end).await;
+                let (read, buf) = self.read_snapshot(store, rollback, part.start, part.end).await;
                 read.map_err(EditError::Error)?;
                 let held = match planted(Bug::RolledBackWithoutCopy) {
                     true => None,
-                    false => Some(self.admit(inner, part.start, part.end, None).await?),
+                    false => Some(self.admit(store, part.start, part.end, None).await?),
                 };
                 let segment = Segment { offset: part.start, at: 0, len: buf.len() };
                 self.counters.writes.add(&[segment]);
@@ -267,17 +179,17 @@ impl<D: Device> Origin<D> {
     }
 
     /// Whether a crash now could lose the start of the rollback.
-    fn is_start_pending(&self, inner: &Inner<D>) -> bool {
-        let meta = inner.meta.borrow();
+    fn is_start_pending(&self, store: &Store<D>) -> bool {
+        let meta = store.meta.borrow();
         meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.durable_seq())
     }
 
     /// Records durably that these chunks are rolled back.
-    async fn note_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
+    async fn note_back(&self, store: &Rc<Store<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
         let mut flushed = planted(Bug::BackBeforeFlush);
         let mut at = chunks.start;
         while at < chunks.end && !planted(Bug::BackNotNoted) {
-            let (back, n) = inner.retry_on_miss(|meta| meta.is_rolled_back(self.id, at, chunks.end)).await?;
+            let (back, n) = store.retry_on_miss(|meta| meta.is_rolled_back(self.id, at, chunks.end)).await?;
             // One record covers chunks that share a list.
             let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
             if !back {
@@ -286,7 +198,7 @@ impl<D: Device> Origin<D> {
                     flushed = true;
                 }
                 let record = Record::ChunksRolledBack { origin: self.id, first: at, count: n as u32 };
-                inner
+                store
                     .retry_on_miss(|meta| {
                         let _ = meta.reserve(Need::NoteRollback)?;
                         meta.note_rolled_back(self.id, at, n)?;
@@ -297,21 +209,21 @@ impl<D: Device> Origin<D> {
             }
             at += n;
         }
-        if flushed { inner.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
+        if flushed { store.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
     }
 
     /// Starts the background task of a rollback.
-    pub(super) fn start_rollback_task(self: &Rc<Self>, inner: &Rc<Inner<D>>) {
-        let idle = self.rollback(inner).is_none() || inner.options.read_only;
+    pub(super) fn start_rollback_task(self: &Rc<Self>, store: &Rc<Store<D>>) {
+        let idle = self.rollback(store).is_none() || store.options.read_only;
         if idle || self.rollback_task.running.replace(true) {
             return;
         }
         self.rollback_task.stop.set(false);
-        let (origin, inner) = (self.clone(), inner.clone());
-        let runtime = inner.runtime.clone();
+        let (origin, store) = (self.clone(), store.clone());
+        let runtime = store.runtime.clone();
         runtime.spawn(Box::pin(async move {
-            origin.roll(&inner).await;
-            drop(inner);
+            origin.roll(&store).await;
+            drop(store);
             origin.rollback_task.running.set(false);
             origin.rollback_task.changed.notify();
         }));
@@ -325,24 +237,24 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    async fn roll(&self, inner: &Rc<Inner<D>>) {
+    async fn roll(&self, store: &Rc<Store<D>>) {
         let mut patience = SpaceWait::default();
         loop {
-            let over = self.rollback_task.stop.get() || inner.closing.get() || inner.closed.get();
-            if over || self.check_alive().is_err() || inner.check_alive().is_err() {
+            let over = self.rollback_task.stop.get() || store.closing.get() || store.closed.get();
+            if over || self.check_alive().is_err() || store.check_alive().is_err() {
                 return;
             }
-            let ended = match self.rollback_step(inner).await {
+            let ended = match self.rollback_step(store).await {
                 // The next rollback may have begun before the end of this one was durable.
-                Ok(()) if self.rollback(inner).is_some() => continue,
+                Ok(()) if self.rollback(store).is_some() => continue,
                 Ok(()) => return,
                 Err(ended) => ended,
             };
             // The origin's own device may be full, too: space in the pool does not help there.
             let is_full = matches!(ended, EditError::NoSpace);
             let drops =
-                inner.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
-            if is_full && drops && self.wait_for_space(inner, &mut patience).await.is_ok() {
+                store.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
+            if is_full && drops && self.wait_for_space(store, &mut patience).await.is_ok() {
                 continue;
             }
             self.rollback_task.out_of_space.set(is_full);
@@ -351,42 +263,42 @@ impl<D: Device> Origin<D> {
                 EditError::Error(e) => e,
             });
             self.rollback_task.changed.notify();
-            if is_full && inner.has_pending_space() {
-                let _ = inner.clone().checkpoint().await;
+            if is_full && store.has_pending_space() {
+                let _ = store.clone().checkpoint().await;
             }
-            inner.runtime.sleep(RETRY_AFTER).await;
+            store.runtime.sleep(RETRY_AFTER).await;
         }
     }
 
     /// How long a write waits for space by the origin's policy.
-    fn patience(&self, inner: &Inner<D>) -> Duration {
-        match inner.meta.borrow().protects(self.id) {
+    fn patience(&self, store: &Store<D>) -> Duration {
+        match store.meta.borrow().protects(self.id) {
             Some((OriginRecord { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
             _ => Duration::ZERO,
         }
     }
 
     /// Rolls back some chunks behind the cursor, or advances it over chunks that need nothing.
-    async fn rollback_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<(), EditError> {
+    async fn rollback_step(&self, store: &Rc<Store<D>>) -> std::result::Result<(), EditError> {
         let last = self.size.div_ceil(self.chunk);
-        let Some(Rollback { snapshot, cursor, .. }) = self.rollback(inner) else { return Ok(()) };
+        let Some(Rollback { snapshot, cursor, .. }) = self.rollback(store) else { return Ok(()) };
         let batch = cursor..(cursor + (BATCH_BYTES / self.chunk).max(1)).min(last);
         let (mut at, mut parts) = (cursor * self.chunk, Vec::new());
         let end = self.size;
         // No chunks behind the cursor are listed while the next cursor is decided.
         let mut alone = self.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
         while parts.is_empty() && at < end {
-            inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
+            store.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
         }
         let next = parts.first().map_or(last, |part| part.start / self.chunk);
         let mut to = if next > cursor { next } else { batch.end };
         if next == cursor {
             drop(alone);
             alone = self.rollback_task.chunk_locks.lock(batch.clone(), LockMode::Exclusive).await;
-            self.roll_back_chunks(inner, batch).await?;
+            self.roll_back_chunks(store, batch).await?;
         }
         // Each step removes one list.
-        if let Some(list) = inner.retry_on_miss(|meta| meta.first_rolled_back_list(self.id, to)).await? {
+        if let Some(list) = store.retry_on_miss(|meta| meta.first_rolled_back_list(self.id, to)).await? {
             to = to.min(list + CHUNKS_PER_LIST);
         }
         self.flush().await.map_err(EditError::Error)?;
@@ -394,20 +306,20 @@ impl<D: Device> Origin<D> {
         let snapshot = if to == last { NO_VOLUME } else { snapshot };
         let record = Record::RollbackProgress { origin: self.id, snapshot, cursor: to };
         self.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
-        let moved = inner.retry_on_miss(|meta| {
+        let moved = store.retry_on_miss(|meta| {
             meta.advance_rollback(self.id, snapshot, to)?;
             meta.journal.append(&record);
             Ok(())
         });
         let durable = match moved.await {
-            Ok(()) => inner.clone().commit().await.map_err(EditError::Error),
+            Ok(()) => store.clone().commit().await.map_err(EditError::Error),
             Err(ended) => Err(ended),
         };
         drop(alone);
         self.rollback_task.ending.set(false);
         self.rollback_task.changed.notify();
         durable?;
-        inner.checkpoint_soon();
+        store.checkpoint_soon();
         Ok(())
     }
 }
@@ -431,35 +343,35 @@ fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     (range.start..end).step_by(BATCH_BYTES as usize).map(move |at| at..(at + BATCH_BYTES).min(end))
 }
 
-impl<D: Device> Pool<D> {
+impl<D: Device> Origins<D> {
     /// Rolls an origin back to its snapshot; all snapshots stay. On return that is durable and visible; the
     /// differences are written in the background, also after a crash, and until then the device alone does
     /// not have the contents of the origin.
-    pub(crate) async fn roll_back_origin(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let inner = &self.0;
+    pub async fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let store = &self.store;
         let name = format!("{volume}@{snapshot}");
-        let find = |meta: &Meta| -> Result<(VolumeId, VolumeId)> {
+        let find = |meta: &Catalog| -> Result<(VolumeId, VolumeId)> {
             let (target, from) = (meta.directory.find(volume)?, meta.directory.find(&name)?);
             for (entry, name) in [(target, volume), (from, &name)] {
                 // Readers of a snapshot are not in the way.
                 if entry.record.state == VolumeState::Origin || entry.record.flags.writable {
-                    refuse_in_use(meta, entry.record.id, name)?;
+                    store.refuse_in_use(entry.record.id, name)?;
                 }
             }
             refuse_during_rollback(meta, target.record.id)?;
             Ok((target.record.id, from.record.id))
         };
-        let (id, _) = find(&inner.meta.borrow())?;
-        let origin = inner.attached(id)?;
+        let (id, _) = find(&store.meta.borrow())?;
+        let origin = self.attached(id)?;
         origin.check_alive()?;
-        origin.mark_dirty(inner).await?;
-        inner
+        origin.mark_dirty(store).await?;
+        store
             .verb(|meta| {
                 let (origin, snapshot) = find(meta)?;
                 Ok((Record::RollbackProgress { origin, snapshot, cursor: 0 }, ()))
             })
             .await?;
-        origin.start_rollback_task(inner);
+        origin.start_rollback_task(store);
         Ok(())
     }
 
@@ -468,44 +380,35 @@ impl<D: Device> Pool<D> {
     /// wait of the origin's policy, while the rollback goes on. Does not wait for another rollback that
     /// begins then.
     pub async fn wait_rollback(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
-        let inner = &self.0;
-        let id = inner.meta.borrow().directory.find(name)?.record.id;
-        let origin = inner.attached(id)?;
+        let store = &self.store;
+        let id = store.meta.borrow().directory.find(name)?.record.id;
+        let origin = self.attached(id)?;
         origin.rollback_task.error.take();
-        let snapshot = origin.rollback(inner).map(|rollback| rollback.snapshot);
+        let snapshot = origin.rollback(store).map(|rollback| rollback.snapshot);
         let mut hunger = SpaceStall::default();
-        while let Some(rollback) = origin.rollback(inner).filter(|rollback| Some(rollback.snapshot) == snapshot) {
+        while let Some(rollback) = origin.rollback(store).filter(|rollback| Some(rollback.snapshot) == snapshot) {
             if !progress((rollback.cursor * origin.chunk).min(origin.size), origin.size) {
                 return Ok(());
             }
             if let Some(error) = origin.rollback_task.error.take()
                 && !(origin.rollback_task.out_of_space.get()
-                    && hunger.keeps_waiting(origin.patience(inner), rollback, inner.runtime.now()))
+                    && hunger.keeps_waiting(origin.patience(store), rollback, store.runtime.now()))
             {
                 return Err(error);
             }
             origin.check_alive()?;
-            inner.check_writable()?;
-            if origin.rollback_task.stop.get() || inner.closing.get() || inner.closed.get() {
+            store.check_writable()?;
+            if origin.rollback_task.stop.get() || store.closing.get() || store.closed.get() {
                 return Err(Error::new(
                     ErrorKind::Busy,
                     format!("{name:?} is being closed; its rollback goes on when it is opened again"),
                 ));
             }
             // Not yet if another rollback was requested just when this one ended.
-            origin.start_rollback_task(inner);
+            origin.start_rollback_task(store);
             origin.rollback_task.changed.wait().await;
         }
         let _ = progress(origin.size, origin.size);
         Ok(())
     }
-}
-
-/// Refuses while a rollback of the origin is running.
-pub fn refuse_during_rollback(meta: &Meta, origin: VolumeId) -> Result<()> {
-    let Some(rollback) = meta.rollback(origin) else { return Ok(()) };
-    let name = |id| meta.directory.get(id).map(|v| meta.directory.full_name(&v.record)).unwrap_or_default();
-    let why =
-        format!("{:?} is being rolled back to {:?}; wait until that has ended", name(origin), name(rollback.snapshot));
-    Err(Error::new(ErrorKind::Busy, why))
 }

@@ -1,8 +1,8 @@
 //! Figures of the devices of origins.
 
+use super::Origins;
 use crate::counters::{Counter, RequestCounters, Requests, Traffic};
 use crate::device::Device;
-use crate::pool::Pool;
 
 /// Requests to an origin's own device since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,14 +23,20 @@ pub struct Counters {
     pub flushes: Counter,
 }
 
-impl<D: Device> Pool<D> {
+impl<D: Device> Origins<D> {
     /// Figures of the devices of open origins, sorted by name.
-    pub fn origin_statistics(&self) -> Vec<OriginStatistics> {
-        let (meta, origins) = (self.0.meta.borrow(), self.0.origins.borrow());
+    pub fn statistics(&self) -> Vec<OriginStatistics> {
+        let (meta, origins) = (self.store.meta.borrow(), self.open.borrow());
         let statistics = origins.values().filter_map(|origin| {
             let name = meta.directory.get(origin.id)?.record.name.to_string();
             // Copies read from the origin's device.
-            let copied = meta.live.activity(origin.id).map(|activity| activity.copies.stats()).unwrap_or_default();
+            let copied = self
+                .store
+                .live
+                .borrow()
+                .activity(origin.id)
+                .map(|activity| activity.copies.stats())
+                .unwrap_or_default();
             let mut read = origin.counters.reads.read();
             read.merge(&Requests { count: copied.reads, bytes: copied.bytes_read });
             let device = Traffic { read, write: origin.counters.writes.read() };

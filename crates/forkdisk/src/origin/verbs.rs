@@ -6,16 +6,16 @@ use smallvec::smallvec;
 
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{
-    Identity, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp,
-    VolumeRecord, VolumeState, ZONES,
-};
+use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::{Bug, planted};
-use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, deleted_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::{Origin, refuse_during_rollback, sample};
+use super::sample;
+use super::{Origin, Origins};
+use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback};
+use crate::store::Store;
+use crate::store::deleted_error;
 
 /// Samples of the fingerprint of an older version, and bytes of each.
 const SAMPLE_COUNT: u64 = 64;
@@ -103,22 +103,6 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
     check_origin_text(name, &options.place.path, Some(&options.place.identity))
 }
 
-/// Refuses texts that do not fit into the directory slot of an origin; `identity` is that of its device,
-/// `None` for an origin of an older version without a stamp.
-pub fn check_origin_text(name: &str, path: &str, identity: Option<&str>) -> Result<()> {
-    let most = if identity.is_some() { MAX_STAMPED_TEXT_BYTES } else { MAX_ORIGIN_TEXT_BYTES };
-    let identity = identity.unwrap_or_default();
-    if name.len() + path.len() + identity.len() <= most {
-        return Ok(());
-    }
-    let of = match identity {
-        "" => String::new(),
-        identity => format!(" and its identity ({identity:?})"),
-    };
-    let why = format!("the origin's name, the path of its device ({path:?}){of} are longer than {most} bytes together");
-    Err(Error::new(ErrorKind::Invalid, format!("{why}; use a shorter name or path")))
-}
-
 fn check_device<D: Device>(device: &D) -> Result<()> {
     let (len, block) = (device.len(), device.block_size() as u64);
     if len == 0 || !len.is_multiple_of(block) {
@@ -144,14 +128,14 @@ async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
     Ok(hash.digest())
 }
 
-impl<D: Device> Pool<D> {
+impl<D: Device> Origins<D> {
     /// Protects `device` under `name`: from now on a volume whose data stays in place. The device is open
     /// afterwards.
     pub async fn protect(&self, name: &str, device: D, options: &ProtectOptions) -> Result<VolumeInfo> {
         check_options(options, name)?;
         check_device(&device)?;
-        let inner = &self.0;
-        inner.check_writable()?;
+        let store = &self.store;
+        store.check_writable()?;
         let size = device.len();
         check_size(size)?;
         let ProtectOptions { place: OriginPlace { path, identity: device_identity, modified }, .. } = options.clone();
@@ -159,44 +143,31 @@ impl<D: Device> Pool<D> {
         let identity = Identity { modified, fingerprint: 0 };
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
-        let id = inner
+        let id = store
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                inner
+                store
                     .publish(meta, &Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity })?;
-                inner.publish(meta, &Record::Stamp { id, stamp })?;
+                store.publish(meta, &Record::Stamp { id, stamp })?;
                 // Registered as soon as the name exists, so that no other device can be opened for it.
-                inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
+                self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
                 Ok((Record::SetOrigin { id, copy_ahead, when_full }, id))
             })
             .await?;
-        inner.info(id)
+        store.info(id)
     }
 
-    /// Opens the device of an origin, found at `place`. Refused if it is another device: another length or
-    /// identity, other contents where nothing was written since the last close or open (as far as the sample
-    /// shows), or after a clean close another modification time.
-    pub async fn attach_origin(&self, name: &str, device: D, place: &OriginPlace) -> Result<()> {
-        self.attach_changed_origin(name, device, place, OriginChange::Nothing).await
-    }
-
-    /// Like [`attach_origin`](Self::attach_origin), for a device with the accepted `change`.
-    pub async fn attach_changed_origin(
-        &self,
-        name: &str,
-        device: D,
-        place: &OriginPlace,
-        change: OriginChange,
-    ) -> Result<()> {
-        let inner = &self.0;
-        let record = inner.meta.borrow().directory.find(name)?.record.clone();
+    /// Opens the device of an origin, found at `place`, with the accepted `change`.
+    pub async fn attach_changed(&self, name: &str, device: D, place: &OriginPlace, change: OriginChange) -> Result<()> {
+        let store = &self.store;
+        let record = store.meta.borrow().directory.find(name)?.record.clone();
         let id = record.id;
         let Some(protects) = record.origin_record.clone().filter(|_| record.state == VolumeState::Origin) else {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool, not an origin")));
         };
         let is_open = || Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already"));
-        if inner.origins.borrow().contains_key(&id) {
+        if self.open.borrow().contains_key(&id) {
             return Err(is_open());
         }
         check_origin_text(&record.name, &place.path, record.stamp.as_ref().map(|_| ""))?;
@@ -204,7 +175,7 @@ impl<D: Device> Pool<D> {
         check_same_device(&record, *protects, &device, place, change).await?;
         let size = device.len();
         let mut records = Vec::new();
-        if !inner.options.read_only {
+        if !store.options.read_only {
             if size != record.size {
                 check_size(size)?;
                 records.push(Record::Resize { id, size });
@@ -216,7 +187,7 @@ impl<D: Device> Pool<D> {
         }
         let written = record.stamp.as_ref().map_or(u32::MAX, |stamp| stamp.written);
         let mut origin = Origin::new(id, device, size, record.chunk, written);
-        if !inner.options.read_only {
+        if !store.options.read_only {
             // After a kill, written data may be in a volatile cache only: flush, so that what is read and
             // stamped from now on stays.
             if !planted(Bug::StampedUnflushed) {
@@ -238,7 +209,7 @@ impl<D: Device> Pool<D> {
         let origin = Rc::new(origin);
         {
             // Another call may have opened the device or changed its record while it was read.
-            let mut meta = inner.meta.borrow_mut();
+            let mut meta = store.meta.borrow_mut();
             let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
             let is_same = |now: &VolumeRecord| {
                 let known = |p: &OriginRecord| (p.clean, p.identity);
@@ -248,27 +219,27 @@ impl<D: Device> Pool<D> {
             if !now.is_some_and(is_same) {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been changed meanwhile; try again")));
             }
-            if inner.origins.borrow().contains_key(&id) {
+            if self.open.borrow().contains_key(&id) {
                 return Err(is_open());
             }
             if !records.is_empty() {
-                inner.check_writable()?;
+                store.check_writable()?;
             }
             // Before any write: notes of written zones follow the stamp.
-            records.iter().try_for_each(|record| inner.publish(&mut meta, record))?;
-            inner.origins.borrow_mut().insert(id, origin.clone());
+            records.iter().try_for_each(|record| store.publish(&mut meta, record))?;
+            self.open.borrow_mut().insert(id, origin.clone());
         }
-        origin.start_rollback_task(inner);
-        if records.is_empty() { Ok(()) } else { inner.clone().commit().await }
+        origin.start_rollback_task(store);
+        if records.is_empty() { Ok(()) } else { store.clone().commit().await }
     }
 
     /// Closes the device of an origin: all writes become durable, and its identity is recorded. `modified` is
     /// called after the last write and returns the modification time of the file. Refused while the origin or
     /// a volume with it as backing is in use.
-    pub async fn detach_origin(&self, name: &str, modified: impl FnOnce() -> u64) -> Result<()> {
-        let inner = &self.0;
-        let id = inner.meta.borrow().directory.find(name)?.record.id;
-        let origin = inner.attached(id)?;
+    pub async fn detach(&self, name: &str, modified: impl FnOnce() -> u64) -> Result<()> {
+        let store = &self.store;
+        let id = store.meta.borrow().directory.find(name)?.record.id;
+        let origin = self.attached(id)?;
         origin.stop_rolling().await;
         // A background commit is no user, and uses no origin while this lock is held.
         let settling = origin.flush_lock.lock(0..1, LockMode::Exclusive).await;
@@ -280,24 +251,24 @@ impl<D: Device> Pool<D> {
         let mut left = None;
         let flushed = async {
             in_use(&origin)?;
-            if origin.marked_dirty.get() && inner.check_writable().is_ok() {
+            if origin.marked_dirty.get() && store.check_writable().is_ok() {
                 origin.flush().await?;
-                left = Some(inner.identity_at_close(&origin, modified()).await?);
+                left = Some(identity_at_close(store, &origin, modified()).await?);
             }
             // It may have been opened and written while its device was read.
             in_use(&origin)
         };
         if let Err(error) = flushed.await {
-            origin.start_rollback_task(inner);
+            origin.start_rollback_task(store);
             return Err(error);
         }
         // It cannot be opened from here on; nothing was awaited since it was found unused.
-        inner.origins.borrow_mut().remove(&id);
+        self.open.borrow_mut().remove(&id);
         drop(settling);
         if let Some((identity, stamp)) = left
-            && let Err(error) = inner.identify(id, true, identity, stamp).await
+            && let Err(error) = identify(store, id, true, identity, stamp).await
         {
-            inner.origins.borrow_mut().entry(id).or_insert(origin);
+            self.open.borrow_mut().entry(id).or_insert(origin);
             return Err(error);
         }
         Ok(())
@@ -306,10 +277,10 @@ impl<D: Device> Pool<D> {
     /// Ends the protection: the data stays in place, the name and all snapshots are deleted. Without
     /// `snapshots` it is refused if there are any. The device need not be open.
     pub async fn unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
-        let inner = &self.0;
+        let store = &self.store;
         self.check_unprotect(name, snapshots)?;
-        let id = inner.meta.borrow().directory.find(name)?.record.id;
-        let open = inner.origins.borrow().get(&id).cloned();
+        let id = store.meta.borrow().directory.find(name)?.record.id;
+        let open = self.open.borrow().get(&id).cloned();
         let in_use = || match &open {
             Some(origin) if Rc::strong_count(origin) > 2 => {
                 Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use; close it first")))
@@ -323,45 +294,45 @@ impl<D: Device> Pool<D> {
             in_use()?;
             origin.flush().await?;
         }
-        inner
+        store
             .verb(|meta| {
                 // It may have been opened during the flush.
                 in_use()?;
-                if open.is_none() && inner.origins.borrow().contains_key(&id) {
+                if open.is_none() && self.open.borrow().contains_key(&id) {
                     return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been opened meanwhile; try again")));
                 }
                 let mut ids = unprotectable(meta, id, snapshots)?;
                 ids.push(id);
-                inner.origins.borrow_mut().remove(&id);
+                self.open.borrow_mut().remove(&id);
                 drop(settling.take());
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;
-        inner.reap_soon();
+        store.reap_soon();
         Ok(())
     }
 
     /// Refuses what [`unprotect`](Self::unprotect) would, except for volumes in use.
     pub fn check_unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
-        let inner = &self.0;
-        let meta = inner.meta.borrow();
+        let store = &self.store;
+        let meta = store.meta.borrow();
         let record = &meta.directory.find(name)?.record;
         if record.state != VolumeState::Origin {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool: delete it")));
         }
         // Without the device a rollback never ends.
-        if inner.origins.borrow().contains_key(&record.id) {
+        if self.open.borrow().contains_key(&record.id) {
             refuse_during_rollback(&meta, record.id)?;
         }
         unprotectable(&meta, record.id, snapshots).map(drop)
     }
 
     /// Sets copy-ahead and the policy for a full pool.
-    pub async fn set_origin(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
+    pub async fn set(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
         if copy_ahead > MAX_COPY_AHEAD_BYTES {
             return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
         }
-        self.0
+        self.store
             .verb(|meta| {
                 let record = &meta.directory.find(name)?.record;
                 match record.state {
@@ -373,8 +344,8 @@ impl<D: Device> Pool<D> {
     }
 
     /// All origins, sorted by name.
-    pub fn origins(&self) -> Vec<OriginInfo> {
-        let (meta, open) = (self.0.meta.borrow(), self.0.origins.borrow());
+    pub fn list(&self) -> Vec<OriginInfo> {
+        let (meta, open) = (self.store.meta.borrow(), self.open.borrow());
         let mut all: Vec<OriginInfo> = meta
             .directory
             .iter()
@@ -402,47 +373,50 @@ impl<D: Device> Pool<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
-    /// Identity and stamp by which a closed origin is recognised.
-    async fn identity_at_close(&self, origin: &Origin<D>, modified: u64) -> Result<(Identity, Option<Box<Stamp>>)> {
-        let stamp = self.meta.borrow().directory.get(origin.id).ok_or_else(deleted_error)?.record.stamp.clone();
-        match stamp {
-            Some(stamp) => {
-                let hashes = sample::hashes(&*origin.device, origin.size).await?;
-                let identity = Identity { modified, fingerprint: 0 };
-                Ok((identity, Some(Box::new(Stamp { hashes, written: 0, ..*stamp }))))
-            }
-            None => Ok((Identity { modified, fingerprint: fingerprint(&*origin.device).await? }, None)),
+/// Identity and stamp by which a closed origin is recognised.
+async fn identity_at_close<D: Device>(
+    store: &Store<D>,
+    origin: &Origin<D>,
+    modified: u64,
+) -> Result<(Identity, Option<Box<Stamp>>)> {
+    let stamp = store.meta.borrow().directory.get(origin.id).ok_or_else(deleted_error)?.record.stamp.clone();
+    match stamp {
+        Some(stamp) => {
+            let hashes = sample::hashes(&*origin.device, origin.size).await?;
+            let identity = Identity { modified, fingerprint: 0 };
+            Ok((identity, Some(Box::new(Stamp { hashes, written: 0, ..*stamp }))))
         }
+        None => Ok((Identity { modified, fingerprint: fingerprint(&*origin.device).await? }, None)),
     }
+}
 
-    async fn identify(
-        self: &Rc<Self>,
-        id: VolumeId,
-        clean: bool,
-        identity: Identity,
-        stamp: Option<Box<Stamp>>,
-    ) -> Result<()> {
-        self.verb(|meta| {
+async fn identify<D: Device>(
+    store: &Rc<Store<D>>,
+    id: VolumeId,
+    clean: bool,
+    identity: Identity,
+    stamp: Option<Box<Stamp>>,
+) -> Result<()> {
+    store
+        .verb(|meta| {
             let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
             if let Some(stamp) = stamp {
-                self.publish(meta, &Record::Stamp { id, stamp })?;
+                store.publish(meta, &Record::Stamp { id, stamp })?;
             }
             Ok((Record::Identify { id, clean, identity, path }, ()))
         })
         .await
-    }
 }
 
 impl<D: Device> Origin<D> {
     /// Before the first write: records durably that the origin is in use.
-    pub(super) async fn mark_dirty(&self, inner: &Rc<Inner<D>>) -> Result<()> {
+    pub(super) async fn mark_dirty(&self, store: &Rc<Store<D>>) -> Result<()> {
         if self.marked_dirty.get() {
             return Ok(());
         }
         let _alone = self.edges.lock(u64::MAX - 1..u64::MAX, LockMode::Exclusive).await;
         if !self.marked_dirty.get() {
-            inner.identify(self.id, false, Identity::default(), None).await?;
+            identify(store, self.id, false, Identity::default(), None).await?;
             self.marked_dirty.set(true);
         }
         Ok(())
@@ -450,21 +424,21 @@ impl<D: Device> Origin<D> {
 
     /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is
     /// durable up to `noted_until`.
-    pub(super) fn note_written(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<()> {
+    pub(super) fn note_written(&self, store: &Store<D>, offset: u64, end: u64) -> Result<()> {
         let zones = self.sample.reached(offset, end);
         if zones == 0 {
             return Ok(());
         }
-        let mut meta = inner.meta.borrow_mut();
-        inner.publish(&mut meta, &Record::ZonesWritten { id: self.id, zones })?;
+        let mut meta = store.meta.borrow_mut();
+        store.publish(&mut meta, &Record::ZonesWritten { id: self.id, zones })?;
         self.sample.note(zones);
         self.noted_until.set(meta.journal.next());
         Ok(())
     }
 
     /// Whether a crash now could lose such a record.
-    pub(super) fn is_note_pending(&self, inner: &Inner<D>) -> bool {
-        self.noted_until.get() > inner.meta.borrow().journal.durable_seq()
+    pub(super) fn is_note_pending(&self, store: &Store<D>) -> bool {
+        self.noted_until.get() > store.meta.borrow().journal.durable_seq()
     }
 }
 
@@ -528,7 +502,7 @@ const _: () = assert!(SAMPLE_BYTES == PAGE_SIZE as u64);
 
 /// The snapshots that are deleted with an origin; refuses if there are some and `snapshots` is false, or if
 /// one is needed.
-fn unprotectable(meta: &Meta, origin: VolumeId, snapshots: bool) -> Result<Vec<VolumeId>> {
+fn unprotectable(meta: &Catalog, origin: VolumeId, snapshots: bool) -> Result<Vec<VolumeId>> {
     let ids = meta.directory.snapshots_of(origin);
     if let Some(&first) = ids.first().filter(|_| !snapshots) {
         let first = meta.directory.get(first).map(|v| meta.directory.full_name(&v.record));

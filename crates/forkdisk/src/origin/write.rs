@@ -7,29 +7,30 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, Inner, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::stream::Streams;
+use crate::catalog::ExceptionView;
+use crate::store::{EditError, Store, no_space_error};
 
 /// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
 
 impl<D: Device> Origin<D> {
     /// Writes `buf`; the range has been checked.
-    pub async fn write(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    pub async fn write(&self, store: &Rc<Store<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let unit = self.device.block_size() as u64;
         let end = offset + buf.len() as u64;
         let blocks = offset / unit..end.div_ceil(unit);
-        if let Err(e) = self.roll_back_before_write(inner, offset, end).await {
+        if let Err(e) = self.roll_back_before_write(store, offset, end).await {
             return (Err(e), buf);
         }
         if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
             let _edges = self.edges.lock(blocks, LockMode::Shared).await;
-            return self.write_blocks(inner, offset, buf, fua).await;
+            return self.write_blocks(store, offset, buf, fua).await;
         }
         // Completes partial blocks first.
         let _edges = self.edges.lock(blocks.clone(), LockMode::Exclusive).await;
@@ -41,26 +42,26 @@ impl<D: Device> Origin<D> {
         }
         let at = (offset - start) as usize;
         wide[at..at + buf.len()].copy_from_slice(&buf);
-        (self.write_blocks(inner, start, wide, fua).await.0, buf)
+        (self.write_blocks(store, start, wide, fua).await.0, buf)
     }
 
     /// The range reads as zeroes afterwards.
-    pub async fn write_zeroes(&self, inner: &Rc<Inner<D>>, offset: u64, len: u64, fua: bool) -> Result<()> {
+    pub async fn write_zeroes(&self, store: &Rc<Store<D>>, offset: u64, len: u64, fua: bool) -> Result<()> {
         let mut done = 0;
         while done < len {
             let n = ZERO_BUFFER_BYTES.min(len - done);
-            self.write(inner, offset + done, Buf::zeroed(n as usize), fua).await.0?;
+            self.write(store, offset + done, Buf::zeroed(n as usize), fua).await.0?;
             done += n;
         }
         Ok(())
     }
 
     /// Writes whole blocks of the device.
-    async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    async fn write_blocks(&self, store: &Rc<Store<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         self.hot_ranges.borrow_mut().note(offset, buf.len() as u64, self.chunk);
         let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
         let mut patience = SpaceWait::default();
-        let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
+        let held = match self.admit(store, offset, offset + buf.len() as u64, Some(&mut patience)).await {
             Ok(held) => held,
             Err(EditError::NoSpace) => return (Err(no_space_error()), buf),
             Err(EditError::Error(e)) => return (Err(e), buf),
@@ -70,7 +71,7 @@ impl<D: Device> Origin<D> {
         self.counters.writes.add(&[segment]);
         let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
         drop(held);
-        inner.checkpoint_soon();
+        store.checkpoint_soon();
         (result.map_err(|e| Error::io(format!("writing the origin at {offset}"), e)), buf)
     }
 
@@ -78,15 +79,15 @@ impl<D: Device> Origin<D> {
     /// `patience` it does not wait for space.
     pub(super) async fn admit(
         &self,
-        inner: &Rc<Inner<D>>,
+        store: &Rc<Store<D>>,
         offset: u64,
         end: u64,
         mut patience: Option<&mut SpaceWait>,
     ) -> std::result::Result<(RangeGuard, PlanGuard), EditError> {
-        inner.check_writable()?;
+        store.check_writable()?;
         self.check_alive()?;
-        self.mark_dirty(inner).await?;
-        self.note_written(inner, offset, end)?;
+        self.mark_dirty(store).await?;
+        self.note_written(store, offset, end)?;
         let (mut without_copy, mut came_late) = (false, false);
         loop {
             let chunks = self.chunks(offset, end);
@@ -95,32 +96,32 @@ impl<D: Device> Origin<D> {
                 // A copy is running there. Other writes wait for it, too, and it may serve them; in one queue
                 // they continue in their order.
                 None if !std::mem::replace(&mut came_late, true) => {
-                    self.copy_out(inner, offset, end, patience.as_deref_mut()).await?;
+                    self.copy_out(store, offset, end, patience.as_deref_mut()).await?;
                     continue;
                 }
                 None => self.locks.lock(chunks, LockMode::Shared).await,
             };
-            let plan = inner.generations.enter();
+            let plan = store.generations.enter();
             if without_copy {
                 return Ok((held, plan));
             }
-            if self.first_missing_exception(inner, offset, end).await?.is_none() {
+            if self.first_missing_exception(store, offset, end).await?.is_none() {
                 self.check_alive()?;
                 // After a failure of the pool, exceptions may exist in memory only.
                 if !planted(Bug::OriginIgnoresFailedPool) {
-                    inner.check_alive()?;
+                    store.check_alive()?;
                 }
-                let deletion = self.is_deletion_pending(inner) && !planted(Bug::PendingDeletionBelieved);
-                let note = self.is_note_pending(inner) && !planted(Bug::WrittenNotedLate);
+                let deletion = self.is_deletion_pending(store) && !planted(Bug::PendingDeletionBelieved);
+                let note = self.is_note_pending(store) && !planted(Bug::WrittenNotedLate);
                 if !deletion && !note {
                     return Ok((held, plan));
                 }
                 drop((plan, held));
-                inner.clone().commit().await?;
+                store.clone().commit().await?;
                 continue;
             }
             drop((plan, held));
-            match self.copy_out(inner, offset, end, patience.as_deref_mut()).await {
+            match self.copy_out(store, offset, end, patience.as_deref_mut()).await {
                 Err(_) if planted(Bug::WrittenWithoutCopy) => without_copy = true,
                 copied => copied?,
             }
@@ -128,20 +129,20 @@ impl<D: Device> Origin<D> {
     }
 
     /// Whether a crash now could bring back a snapshot for which nothing was copied since its deletion.
-    fn is_deletion_pending(&self, inner: &Inner<D>) -> bool {
-        let meta = inner.meta.borrow();
+    fn is_deletion_pending(&self, store: &Store<D>) -> bool {
+        let meta = store.meta.borrow();
         meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.durable_seq())
     }
 
     /// First byte of the range whose old contents a snapshot would lose.
-    pub(super) async fn first_missing_exception(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<Option<u64>> {
+    pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
         let (first, mut last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(end.div_ceil(PAGE_BYTES)));
         if planted(Bug::SecondChunkForgotten) {
             last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE_BYTES));
         }
         // Progress, valid as long as the same snapshots need copies.
         let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
-        inner
+        store
             .retry_no_alloc(|meta| {
                 let now = meta.copy_out_views(self.id);
                 if now != views {
@@ -149,10 +150,10 @@ impl<D: Device> Origin<D> {
                 }
                 while let Some(&view) = views.get(looked) {
                     let view = match view {
-                        super::ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
-                            super::ExceptionView::chained(crate::types::VolumeId(0))
+                        ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
+                            ExceptionView::chained(crate::types::VolumeId(0))
                         }
-                        super::ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
+                        ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
                             (looked, at) = (looked + 1, first);
                             continue;
                         }

@@ -1,12 +1,11 @@
 //! Settings and figures of copying: break policy, throttles, the copier.
 
+use super::Pool;
+use crate::catalog::writable_volume;
 use crate::copier::CopyStats;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, CopierSettings, Record, Throttle, VolumeState};
-
-use super::Pool;
-use super::verbs::writable_volume;
 
 /// Settings and figures of a pool's copier.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +52,7 @@ impl<D: Device> Pool<D> {
         name: &str,
         change: impl FnOnce(BreakPolicy, Throttle) -> (BreakPolicy, Throttle),
     ) -> Result<()> {
-        self.0
+        self.store
             .verb(|meta| {
                 let volume = meta.directory.find(name)?;
                 let id = match volume.record.state {
@@ -64,7 +63,7 @@ impl<D: Device> Pool<D> {
                 Ok((Record::SetCopying { id, break_policy, throttle }, ()))
             })
             .await?;
-        self.0.copier.throttle_changed();
+        self.store.copier.throttle_changed();
         Ok(())
     }
 
@@ -73,20 +72,20 @@ impl<D: Device> Pool<D> {
         if let Some(flaw) = settings.flaw() {
             return Err(Error::new(ErrorKind::Invalid, flaw));
         }
-        self.0.verb(|_| Ok((Record::SetCopier { settings }, ()))).await?;
-        self.0.copier.set(self.0.meta.borrow().copier);
+        self.store.verb(|_| Ok((Record::SetCopier { settings }, ()))).await?;
+        self.store.copier.set(self.store.meta.borrow().copier);
         Ok(())
     }
 
     /// Settings and figures of the copier.
     pub fn copier(&self) -> CopierInfo {
-        let (stats, buffers_in_use) = self.0.copier.stats();
-        CopierInfo { settings: self.0.meta.borrow().copier, stats, buffers_in_use }
+        let (stats, buffers_in_use) = self.store.copier.stats();
+        CopierInfo { settings: self.store.meta.borrow().copier, stats, buffers_in_use }
     }
 
     /// Settings and figures of one volume.
     pub fn copying(&self, name: &str) -> Result<VolumeCopying> {
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let volume = meta.directory.find(name)?;
         let (VolumeState::Volume | VolumeState::Origin) = volume.record.state else {
             return Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot; nothing is copied for it")));
@@ -95,8 +94,10 @@ impl<D: Device> Pool<D> {
         Ok(VolumeCopying {
             break_policy,
             throttle,
-            stats: meta
+            stats: self
+                .store
                 .live
+                .borrow()
                 .activity(volume.record.id)
                 .map_or_else(Default::default, |activity| activity.copies.stats()),
         })

@@ -8,14 +8,14 @@
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
-use crate::planted::{Bug, planted};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
-use super::directory::check_volume_name;
-use super::info::VolumeInfo;
-use super::verbs::{check_chunk, check_gather, check_size, writable_volume};
-use super::{CreateOptions, Inner, Meta, Pool};
+use super::CreateOptions;
+use super::Pool;
+use crate::catalog::{
+    Catalog, CatalogEntry, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, writable_volume,
+};
 
 /// Object of a name.
 #[derive(Clone, Debug)]
@@ -31,99 +31,53 @@ fn missing(name: &str) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no volume or folder {name:?}"))
 }
 
-impl<D: Device> Inner<D> {
-    /// Runs one change: `decide` checks and returns the record, which is applied. The next commit makes it
-    /// durable.
-    pub(crate) fn note<T>(
-        self: &std::rc::Rc<Self>,
-        decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>,
-    ) -> Result<T> {
-        self.check_writable()?;
-        let value = {
-            let mut meta = self.meta.borrow_mut();
-            let (record, value) = decide(&mut meta)?;
-            self.publish(&mut meta, &record)?;
-            value
-        };
-        self.note_dirty();
-        self.commit_soon();
-        self.checkpoint_soon();
-        Ok(value)
-    }
-
-    /// Called at the last close of a volume: drops its live state, and deletes it if it was removed.
-    pub(crate) fn last_closed(self: &std::rc::Rc<Self>, id: VolumeId) {
-        let is_orphan = |meta: &Meta| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
-        if let Ok(mut meta) = self.meta.try_borrow_mut() {
-            meta.live.release(id);
-        }
-        // Otherwise the next open of the pool deletes it.
-        if self.check_writable().is_ok()
-            && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
-            && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
-        {
-            self.reap_soon();
-        }
-    }
-
-    /// Deletes volumes that were removed and still open at the last use of the pool.
-    pub(super) fn delete_orphans(self: &std::rc::Rc<Self>) -> Result<()> {
-        let orphan = |v: &&super::directory::CatalogEntry| v.record.state == VolumeState::Orphan;
-        let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
-        if ids.is_empty() || self.options.read_only || planted(Bug::OrphansOutliveCrash) {
-            return Ok(());
-        }
-        self.note(|_| Ok((Record::Delete { ids }, ())))
-    }
-}
-
 impl<D: Device> Pool<D> {
     /// The object of `name`; the empty name is the root.
     pub fn child(&self, name: &str) -> Result<Child> {
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let directory = &meta.directory;
         match directory.folder(name) {
             Some(record) => Ok(Child::Folder(record.attributes, record.created)),
             None if name.is_empty() || directory.has_children(name) => Ok(Child::Folder(None, 0)),
             None if name.contains('@') => Err(missing(name)),
-            None => Ok(Child::Volume(meta.info_of(&directory.find(name)?.record))),
+            None => Ok(Child::Volume(self.store.info_of(&meta, &directory.find(name)?.record))),
         }
     }
 
     /// Names of everything directly in a folder (empty: the root), sorted, each with whether it is a folder.
     pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
-        self.0.meta.borrow().directory.children(folder)
+        self.store.meta.borrow().directory.children(folder)
     }
 
     /// Names of at most `most` volumes and snapshots, each volume before its snapshots, that sort after the
     /// name `after` (empty: from the first on). For long lists in pieces, between which other tasks run and
     /// names come and go.
     pub fn names_after(&self, after: &str, most: usize) -> Vec<String> {
-        self.0.meta.borrow().directory.names_after(after, most, true)
+        self.store.meta.borrow().directory.names_after(after, most, true)
     }
 
     /// Like [`names_after`](Self::names_after), volumes only.
     pub fn volume_names_after(&self, after: &str, most: usize) -> Vec<String> {
-        self.0.meta.borrow().directory.names_after(after, most, false)
+        self.store.meta.borrow().directory.names_after(after, most, false)
     }
 
     /// A number that changes whenever the name of a volume or snapshot appears or disappears.
     pub fn names_version(&self) -> u64 {
-        self.0.meta.borrow().directory.names_version()
+        self.store.meta.borrow().directory.names_version()
     }
 
     /// The snapshots of a volume, sorted by name.
     pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let ids = meta.directory.snapshots_of(meta.directory.find(volume)?.record.id);
         let seen = ids.into_iter().filter_map(|id| meta.directory.get(id)).filter(|v| !v.pending);
-        Ok(seen.map(|v| meta.info_of(&v.record)).collect())
+        Ok(seen.map(|v| self.store.info_of(&meta, &v.record)).collect())
     }
 
     /// The last names of snapshots of a volume in sorted order, at most `most`, without the volume's part.
     /// The time does not depend on the number of snapshots.
     pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
-        self.0.meta.borrow().directory.last_snapshot_names(volume, most)
+        self.store.meta.borrow().directory.last_snapshot_names(volume, most)
     }
 
     /// Creates and opens an empty volume.
@@ -131,7 +85,7 @@ impl<D: Device> Pool<D> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
         check_gather(options.gather)?;
-        let id = self.0.note(|meta| {
+        let id = self.store.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
             let CreateOptions { size, chunk, now, .. } = *options;
@@ -139,17 +93,17 @@ impl<D: Device> Pool<D> {
         })?;
         self.set_attributes(id, attributes)?;
         if options.gather != GatherPolicy::Off {
-            self.0.note(|_| Ok((Record::SetGather { id, gather: options.gather }, ())))?;
+            self.store.note(|_| Ok((Record::SetGather { id, gather: options.gather }, ())))?;
         }
         self.volume_by_id(id)
     }
 
     /// Sets the attributes of the volume or folder with this number. Refused for snapshots.
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
-        self.0.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
+        self.store.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
             Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
             Some(state) if state != VolumeState::Dead => {
-                meta.live.set_change_recorded(id);
+                self.store.live.borrow_mut().set_change_recorded(id);
                 let attributes = Attributes { mode: attributes.mode & 0o7777, ..attributes };
                 Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ()))
             }
@@ -160,7 +114,7 @@ impl<D: Device> Pool<D> {
     /// Creates a folder that exists without contents. Refused if a volume or folder has this name.
     pub fn make_folder(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
         check_volume_name(name)?;
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
             Ok((Record::MakeFolder { id, name: name.to_string(), attributes: Some(attributes), now }, ()))
@@ -169,11 +123,11 @@ impl<D: Device> Pool<D> {
 
     /// Sets the attributes of a folder (empty: the root), which gets a record if it has none.
     pub fn set_folder_attributes(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
-        let known = self.0.meta.borrow().directory.folder(name).map(|record| record.id);
+        let known = self.store.meta.borrow().directory.folder(name).map(|record| record.id);
         if let Some(id) = known {
             return self.set_attributes(id, attributes);
         }
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             if !name.is_empty() && !meta.directory.has_children(name) {
                 return Err(missing(name));
             }
@@ -184,35 +138,35 @@ impl<D: Device> Pool<D> {
 
     /// Removes an empty folder; any other is `Busy`.
     pub fn remove_folder(&self, name: &str) -> Result<()> {
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             if meta.directory.has_children(name) {
                 return Err(Error::new(ErrorKind::Busy, format!("the folder {name:?} is not empty")));
             }
             let id = meta.directory.folder(name).ok_or_else(|| missing(name))?.id;
             Ok((Record::Delete { ids: vec![id] }, ()))
         })?;
-        self.0.reap_soon();
+        self.upkeep.start_reaping();
         Ok(())
     }
 
     /// Removes a volume or a snapshot (`volume@snapshot`): its name at once, its contents at the last close.
     /// Refused for a volume that has snapshots.
     pub fn remove(&self, name: &str) -> Result<()> {
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             let volume = meta.directory.find(name)?;
             let id = volume.record.id;
             refuse_with_snapshots(meta, id)?;
-            refuse_origin(meta, volume)?;
-            Ok((if meta.live.handles(id) > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
+            refuse_origin(meta, volume, self.store.handles(volume.record.id))?;
+            Ok((if self.store.handles(id) > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
         })?;
-        self.0.reap_soon();
+        self.upkeep.start_reaping();
         Ok(())
     }
 
     /// Renames a volume; its snapshots go with it. If a volume has the new name, it is removed in the same
     /// instant, as by [`remove`](Self::remove), or without `replace` the rename is refused.
     pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             let id = writable_volume(meta.directory.find(from)?, from)?;
             let name = to.to_string();
             let old = meta.directory.find(to).ok().filter(|_| replace && !to.contains('@'));
@@ -220,21 +174,21 @@ impl<D: Device> Pool<D> {
                 meta.directory.check_new(NO_VOLUME, to)?;
                 return Ok((Record::Rename { id, name }, ()));
             };
-            let (replaced, kept) = (old.record.id, meta.live.handles(old.record.id) > 0);
+            let (replaced, kept) = (old.record.id, self.store.handles(old.record.id) > 0);
             if replaced == id {
                 return Ok((Record::Rename { id, name }, ()));
             }
             refuse_with_snapshots(meta, replaced)?;
-            refuse_origin(meta, old)?;
+            refuse_origin(meta, old, self.store.handles(old.record.id))?;
             Ok((Record::RenameOver { id, name, replaced, kept }, ()))
         })?;
-        self.0.reap_soon();
+        self.upkeep.start_reaping();
         Ok(())
     }
 
     /// Renames a folder and everything in it. The new name must be free, and not within the folder.
     pub fn rename_folder(&self, from: &str, to: &str) -> Result<()> {
-        self.0.note(|meta| {
+        self.store.note(|meta| {
             let directory = &meta.directory;
             if directory.folder(from).is_none() && !directory.has_children(from) {
                 return Err(missing(from));
@@ -250,19 +204,19 @@ impl<D: Device> Pool<D> {
 }
 
 /// Refuses to remove an origin, and a snapshot of one that is in use or the backing of a volume.
-fn refuse_origin(meta: &Meta, volume: &super::directory::CatalogEntry) -> Result<()> {
+fn refuse_origin(meta: &Catalog, volume: &CatalogEntry, in_use: usize) -> Result<()> {
     let id = volume.record.id;
     if volume.record.state == VolumeState::Origin {
         let why = "it is an origin; unprotect it, and it is an ordinary disk again";
         return Err(Error::new(ErrorKind::Invalid, why));
     }
-    if meta.live.handles(id) > 0 && meta.is_origin_snapshot(id) {
+    if in_use > 0 && meta.is_origin_snapshot(id) {
         return Err(Error::new(ErrorKind::Busy, "it is a snapshot of an origin and in use; close it first"));
     }
     meta.directory.refuse_with_clones(id)
 }
 
-fn refuse_with_snapshots(meta: &Meta, id: VolumeId) -> Result<()> {
+fn refuse_with_snapshots(meta: &Catalog, id: VolumeId) -> Result<()> {
     match meta.directory.snapshots_of(id).first().and_then(|s| meta.directory.get(*s)) {
         None => Ok(()),
         Some(snapshot) => {

@@ -1,14 +1,12 @@
 //! Properties of a pool and its volumes.
 
+use super::Pool;
+use crate::catalog::{Catalog, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{
-    Attributes, BreakPolicy, GatherPolicy, OriginFull, SUPERBLOCK_PAGES, SnapshotFlags, Superblock, VolumeRecord,
-    VolumeState,
-};
+use crate::format::{SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
+use crate::store::Store;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
-
-use super::{Inner, Meta, Pool};
 
 /// Most levels of tables that a write to an empty volume creates.
 const MAX_MAP_LEVELS: u64 = 4;
@@ -76,79 +74,6 @@ pub struct PoolInfo {
     pub clean: bool,
 }
 
-/// Protection of an origin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Protection {
-    /// Most bytes copied ahead of a sequential writer.
-    pub copy_ahead: u64,
-    /// What happens to a write if there is no space for the old contents.
-    pub when_full: OriginFull,
-    /// Closed in order and not written since.
-    pub clean: bool,
-    /// The snapshot of a running rollback, as `volume@snapshot`.
-    pub rolling: Option<String>,
-}
-
-/// Properties of a volume or snapshot.
-#[derive(Clone, Debug)]
-pub struct VolumeInfo {
-    /// Number.
-    pub id: VolumeId,
-    /// `volume` or `volume@snapshot`.
-    pub name: String,
-    /// A snapshot.
-    pub snapshot: bool,
-    /// An origin: a device that is protected in place.
-    pub protected: bool,
-    /// Protection of an origin.
-    pub protection: Option<Protection>,
-    /// Flags of a snapshot.
-    pub flags: SnapshotFlags,
-    /// Length in bytes.
-    pub size: u64,
-    /// Chunk: space that a first write reserves, in bytes.
-    pub chunk: u64,
-    /// What a first write to a shared chunk does.
-    pub break_policy: BreakPolicy,
-    /// When its scattered pages are gathered by policy.
-    pub gather: GatherPolicy,
-    /// Bytes mapped.
-    pub referenced: u64,
-    /// Of them, scattered: not behind the page before them in their block of 1 MiB.
-    pub scattered: u64,
-    /// Most bytes that it may have mapped; 0: no limit.
-    pub quota: u64,
-    /// Current name of the volume or snapshot that it was cloned from; of an origin the path of its device;
-    /// empty if there is none.
-    pub origin: String,
-    /// Number of the volume or snapshot that it was cloned from, if that exists.
-    pub origin_id: Option<VolumeId>,
-    /// The snapshot of an origin that is its backing; empty if there is none.
-    pub depends_on: String,
-    /// Time of creation, in seconds since 1970.
-    pub created: u64,
-    /// Open handles.
-    pub in_use: usize,
-    /// Attributes as a file; `None` if they were never set.
-    pub attributes: Option<Attributes>,
-}
-
-impl VolumeInfo {
-    /// Fragmentation: scattered pages in percent of mapped pages.
-    pub fn fragmentation(&self) -> f64 {
-        if self.referenced == 0 { 0.0 } else { 100.0 * self.scattered as f64 / self.referenced as f64 }
-    }
-}
-
-/// What a volume refers to, and how much of it is exclusive. In bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// Mapped.
-    pub referenced: u64,
-    /// What deleting only this one would free, tables included.
-    pub exclusive: u64,
-}
-
 /// Offsets of the two superblocks of a pool, in bytes; each is [`PAGE_SIZE`] long.
 pub const SUPERBLOCK_AT: [u64; 2] =
     [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
@@ -172,54 +97,7 @@ pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
     Some(Recorded { uuid: superblock.uuid, generation: superblock.generation, clean: superblock.clean })
 }
 
-impl Meta {
-    /// The snapshot of an origin that is the backing of a clone; empty if there is none.
-    fn base_name(&self, record: &VolumeRecord) -> String {
-        let base = self.directory.get(record.base).filter(|_| record.state != VolumeState::Origin);
-        base.map_or(String::new(), |v| self.directory.full_name(&v.record))
-    }
-
-    /// The volume or snapshot that it was cloned from, if it exists and has a name.
-    fn origin_of(&self, record: &VolumeRecord) -> Option<&VolumeRecord> {
-        let ancestor = self.directory.ancestor(record).filter(|_| !record.origin.is_empty());
-        ancestor.map(|v| &v.record).filter(|v| !v.name.is_empty())
-    }
-
-    pub(crate) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
-        let origin = self.origin_of(record);
-        VolumeInfo {
-            id: record.id,
-            name: self.directory.full_name(record),
-            snapshot: record.state == VolumeState::Snapshot,
-            protected: record.state == VolumeState::Origin,
-            protection: record.origin_record.as_ref().map(|protects| Protection {
-                copy_ahead: protects.copy_ahead,
-                when_full: protects.when_full,
-                clean: protects.clean,
-                rolling: self.rollback_snapshot(record.id),
-            }),
-            flags: record.flags,
-            size: record.size,
-            chunk: record.chunk,
-            break_policy: record.break_policy,
-            gather: record.gather,
-            referenced: record.referenced * PAGE_SIZE as u64,
-            scattered: record.seams * PAGE_SIZE as u64,
-            quota: record.quota,
-            origin: match record.origin_record {
-                Some(_) => record.origin.clone(),
-                None => origin.map_or(String::new(), |origin| self.directory.full_name(origin)),
-            },
-            origin_id: origin.map(|origin| origin.id),
-            depends_on: self.base_name(record),
-            created: record.created,
-            in_use: self.live.handles(record.id),
-            attributes: record.attributes,
-        }
-    }
-}
-
-impl Meta {
+impl Catalog {
     /// Pages that writes can get together. A write needs more than its data: the pages of the next
     /// checkpoint, and a table for each block that it does not fill.
     fn writable_pages(&self) -> u64 {
@@ -236,7 +114,7 @@ impl Meta {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> Store<D> {
     fn mode(&self) -> Mode {
         match () {
             () if self.failed.borrow().is_some() => Mode::Failed,
@@ -250,7 +128,7 @@ impl<D: Device> Inner<D> {
 impl<D: Device> Pool<D> {
     /// What the pool accepts at the moment.
     pub fn mode(&self) -> Mode {
-        self.0.mode()
+        self.store.mode()
     }
 
     /// Whether less space is free than [`OpenOptions::low_water`](super::OpenOptions::low_water), or none can
@@ -259,15 +137,14 @@ impl<D: Device> Pool<D> {
         if self.mode() == Mode::OutOfDataSpace {
             return true;
         }
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let free = (meta.space.available() + meta.space.pending()) * PAGE_SIZE as u64;
-        free < self.0.options.low_water.bytes(meta.size())
+        free < self.store.options.low_water.bytes(meta.size())
     }
 
     /// Properties of the pool.
     pub fn info(&self) -> PoolInfo {
-        let inner = &self.0;
-        let (meta, superblock) = (inner.meta.borrow(), inner.superblock.borrow());
+        let (meta, superblock) = (self.store.meta.borrow(), self.store.superblock.borrow());
         let page = PAGE_SIZE as u64;
         let layout = meta.space.layout();
         let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
@@ -277,13 +154,13 @@ impl<D: Device> Pool<D> {
         PoolInfo {
             uuid: superblock.uuid,
             created: superblock.created,
-            mode: inner.mode(),
+            mode: self.store.mode(),
             size: meta.size(),
             used: meta.size().saturating_sub(unused + freeing),
             free: meta.writable_pages() * page,
             unused,
             freeing,
-            low_water: inner.options.low_water.bytes(meta.size()),
+            low_water: self.store.options.low_water.bytes(meta.size()),
             low: self.is_low(),
             metadata: layout.reserved_pages() * page + meta.journal.length(),
             volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
@@ -302,10 +179,10 @@ impl<D: Device> Pool<D> {
 
     /// All volumes and snapshots, sorted by name.
     pub fn list(&self) -> Vec<VolumeInfo> {
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let named = |state| matches!(state, VolumeState::Volume | VolumeState::Snapshot | VolumeState::Origin);
         let seen = meta.directory.iter().filter(|v| named(v.record.state) && !v.pending);
-        let mut all: Vec<VolumeInfo> = seen.map(|v| meta.info_of(&v.record)).collect();
+        let mut all: Vec<VolumeInfo> = seen.map(|v| self.store.info_of(&meta, &v.record)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -313,7 +190,7 @@ impl<D: Device> Pool<D> {
     /// Names of the volumes that volume or snapshot `id` descends from: its own (empty if it has none), that
     /// of its source, and so on, at most `most`. Other volumes without a name are left out.
     pub fn line_of(&self, id: VolumeId, most: usize) -> Vec<String> {
-        let meta = self.0.meta.borrow();
+        let meta = self.store.meta.borrow();
         let volume_of = |id: VolumeId| {
             let record = &meta.directory.get(id)?.record;
             let volume = if record.state == VolumeState::Snapshot { record.parent } else { id };
@@ -332,7 +209,6 @@ impl<D: Device> Pool<D> {
 
     /// A volume or snapshot by name.
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
-        let meta = self.0.meta.borrow();
-        Ok(meta.info_of(&meta.directory.find(name)?.record))
+        self.store.find(name)
     }
 }

@@ -7,9 +7,9 @@ use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, VolumeState};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
-use super::quota::check_quota;
-use super::verbs::{check_chunk, check_gather, check_size};
-use super::{CreateOptions, Pool};
+use super::CreateOptions;
+use super::Pool;
+use crate::catalog::{check_chunk, check_gather, check_quota, check_size};
 
 impl<D: Device> Pool<D> {
     /// Creates and opens an empty volume without a name. It is deleted at its last close, or at the next open
@@ -22,13 +22,13 @@ impl<D: Device> Pool<D> {
         check_quota(options.quota)?;
         debug_assert!(options.break_policy == BreakPolicy::Split && options.quota == 0);
         let CreateOptions { size, chunk, now, gather, .. } = *options;
-        let id = self.0.note(|meta| {
+        let id = self.store.note(|meta| {
             let id = VolumeId(meta.next_id);
             Ok((Record::CreateUnnamed { id, size, chunk, now }, id))
         })?;
         let volume = self.volume_by_id(id)?;
         if gather != GatherPolicy::Off {
-            self.0.note(|_| Ok((Record::SetGather { id, gather }, ())))?;
+            self.store.note(|_| Ok((Record::SetGather { id, gather }, ())))?;
         }
         Ok(volume)
     }
@@ -37,7 +37,7 @@ impl<D: Device> Pool<D> {
     pub async fn name_volume(&self, volume: &Volume<D>, name: &str) -> Result<()> {
         let id = volume.id();
         volume.flush().await?;
-        self.0
+        self.store
             .verb(|meta| {
                 let is_unnamed = |state| state == Some(VolumeState::Orphan);
                 if !is_unnamed(meta.directory.get(id).map(|v| v.record.state)) {

@@ -2,22 +2,20 @@
 //! acknowledged when it is durable.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
+use super::Pool;
+use crate::catalog::{
+    Catalog, VolumeInfo, check_chunk, check_gather, check_origin_text, check_quota, check_size, refuse_during_rollback,
+    writable_volume,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
 use crate::map::Stop;
-use crate::origin::{check_origin_text, refuse_during_rollback};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
-
-use super::directory::CatalogEntry;
-use super::info::VolumeInfo;
-use super::load::{changed_error, deleted_error};
-use super::quota::check_quota;
-use super::reap::ignore_no_space;
-use super::{Failure, Inner, Meta, Pool};
+use crate::store::deleted_error;
+use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
+use crate::upkeep::ignore_no_space;
 
 /// Default chunk of a volume, in bytes.
 const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
@@ -48,100 +46,6 @@ impl CreateOptions {
     }
 }
 
-pub(crate) fn check_size(size: u64) -> Result<()> {
-    match size <= MAX_VOLUME_SIZE {
-        true => Ok(()),
-        false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
-    }
-}
-
-pub(super) fn check_gather(gather: GatherPolicy) -> Result<()> {
-    match gather.is_valid() {
-        true => Ok(()),
-        false => Err(Error::new(ErrorKind::Invalid, "bad policy of gathering: off, auto, idle, or 1% to 99%")),
-    }
-}
-
-pub(super) fn check_chunk(chunk: u64) -> Result<()> {
-    match is_chunk(chunk) {
-        true => Ok(()),
-        false => Err(Error::new(
-            ErrorKind::Invalid,
-            format!("bad chunk of {chunk} bytes: a power of two from 4 KiB to 64 MiB"),
-        )),
-    }
-}
-
-pub(super) fn writable_volume(volume: &CatalogEntry, name: &str) -> Result<VolumeId> {
-    match volume.record.state {
-        VolumeState::Origin => {
-            let why = format!("{name:?} is an origin: its data lies outside of the pool, so this cannot be done to it");
-            Err(Error::new(ErrorKind::Invalid, why))
-        }
-        VolumeState::Volume => Ok(volume.record.id),
-        _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
-    }
-}
-
-fn not_open(record: &VolumeRecord) -> Error {
-    let why = format!("the device of {:?} is not open; it was last at {:?}", record.name, record.origin);
-    Error::new(ErrorKind::Busy, why)
-}
-
-/// Refuses a volume that has handles.
-pub fn refuse_in_use(meta: &Meta, id: VolumeId, name: &str) -> Result<()> {
-    match meta.live.handles(id) {
-        0 => Ok(()),
-        n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
-    }
-}
-
-impl<D: Device> Inner<D> {
-    /// Applies `record` and appends it to the journal; the caller commits.
-    pub fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
-        let mut done = 0;
-        match meta.apply(record, &mut done) {
-            Ok(()) => {
-                meta.journal.append(record);
-                Ok(())
-            }
-            Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
-            Err(Failure::Gone) => Err(deleted_error()),
-            Err(Failure::Changed) => Err(changed_error()),
-            Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
-            Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
-        }
-    }
-
-    /// Runs one verb: `decide` checks and returns the record, which is applied and made durable.
-    pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
-        self.check_writable()?;
-        let value = {
-            let mut meta = self.meta.borrow_mut();
-            let (record, value) = decide(&mut meta)?;
-            self.publish(&mut meta, &record)?;
-            value
-        };
-        self.clone().commit().await?;
-        Ok(value)
-    }
-
-    /// Grows the device to at least `size` bytes, durably.
-    async fn lengthen(&self, size: u64) -> Result<()> {
-        if self.device.len() >= size {
-            return Ok(());
-        }
-        self.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
-        self.flush_device().await
-    }
-
-    pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
-        let meta = self.meta.borrow();
-        let volume = meta.directory.get(id).ok_or_else(deleted_error)?;
-        Ok(meta.info_of(&volume.record))
-    }
-}
-
 impl<D: Device> Pool<D> {
     /// Creates an empty volume.
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
@@ -149,29 +53,29 @@ impl<D: Device> Pool<D> {
         check_chunk(options.chunk)?;
         check_quota(options.quota)?;
         check_gather(options.gather)?;
-        let inner = &self.0;
-        let id = inner
+        let id = self
+            .store
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
                 let CreateOptions { size, chunk, now, break_policy, quota, gather } = *options;
                 let mut last = Record::Create { id, name: name.to_string(), size, chunk, now };
                 if break_policy != BreakPolicy::Split {
-                    inner.publish(meta, &last)?;
+                    self.store.publish(meta, &last)?;
                     last = Record::SetCopying { id, break_policy, throttle: Throttle::NONE };
                 }
                 if quota != 0 {
-                    inner.publish(meta, &last)?;
+                    self.store.publish(meta, &last)?;
                     last = Record::SetQuota { id, quota };
                 }
                 if gather != GatherPolicy::Off {
-                    inner.publish(meta, &last)?;
+                    self.store.publish(meta, &last)?;
                     last = Record::SetGather { id, gather };
                 }
                 Ok((last, id))
             })
             .await?;
-        self.0.info(id)
+        self.store.info(id)
     }
 
     /// Takes snapshots of several volumes at one instant, all or none: `("a", "x")` makes `a@x`.
@@ -189,11 +93,10 @@ impl<D: Device> Pool<D> {
         flags: SnapshotFlags,
         now: u64,
     ) -> Result<Vec<VolumeInfo>> {
-        let inner = &self.0;
-        inner.check_writable()?;
+        self.store.check_writable()?;
         let mut origins = Vec::new();
         let ids: Vec<VolumeId> = {
-            let mut meta = inner.meta.borrow_mut();
+            let mut meta = self.store.meta.borrow_mut();
             let mut of = Vec::new();
             for &(source, name) in sources {
                 let volume = meta.directory.find(source)?;
@@ -203,7 +106,7 @@ impl<D: Device> Pool<D> {
                 };
                 if volume.record.state == VolumeState::Origin {
                     refuse_during_rollback(&meta, id)?;
-                    origins.push(inner.origins.borrow().get(&id).cloned().ok_or_else(|| not_open(&volume.record))?);
+                    origins.push(self.origins.attached_with(&volume.record)?);
                 } else if flags.independent {
                     let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
                     return Err(Error::new(ErrorKind::Invalid, why));
@@ -218,8 +121,8 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            of.iter().for_each(|&(source, ..)| inner.record_time(&mut meta, source));
-            inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
+            of.iter().for_each(|&(source, ..)| self.store.record_time(&mut meta, source));
+            self.store.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
@@ -230,7 +133,7 @@ impl<D: Device> Pool<D> {
         };
         // Planned writes in place end first; newer writes break already.
         if !planted(Bug::SnapshotIgnoresWriters) {
-            inner.generations.barrier().await;
+            self.store.generations.barrier().await;
         }
         // The contents of an origin become those of the snapshot: make them durable.
         let mut flushed = Ok(());
@@ -238,45 +141,45 @@ impl<D: Device> Pool<D> {
             flushed = flushed.and(origin.flush().await);
         }
         if let Err(error) = flushed {
-            inner
+            self.store
                 .verb(|meta| {
                     let ids = ids.iter().copied().filter(|&id| meta.directory.is_snapshot(id)).collect();
                     Ok((Record::Delete { ids }, ()))
                 })
                 .await?;
-            inner.reap_soon();
+            self.upkeep.start_reaping();
             return Err(error);
         }
         if !origins.is_empty() {
             // The first write after it needs places for copies, and waits for them. Errors are reported
             // there.
-            let _ = inner
+            let _ = self
+                .store
                 .retry_no_alloc(|meta| {
                     let wanted = BLOCK_PAGES.min(meta.space.available());
                     Ok(meta.space.ensure_known(wanted).map_err(Stop::from)?)
                 })
                 .await;
         }
-        let committed = inner.clone().commit().await;
+        let committed = self.store.clone().commit().await;
         for &id in &ids {
-            inner.meta.borrow_mut().directory.show(id);
+            self.store.meta.borrow_mut().directory.show(id);
         }
         committed?;
-        if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
+        if !ids.iter().all(|&id| self.store.meta.borrow().directory.is_snapshot(id)) {
             // The commit withdrew them because an origin could not be flushed.
             origins.iter().try_for_each(|origin| origin.check_alive())?;
             return Err(deleted_error());
         }
-        ids.into_iter().map(|id| inner.info(id)).collect()
+        ids.into_iter().map(|id| self.store.info(id)).collect()
     }
 
     /// Creates a writable volume with the contents of a volume or snapshot, in a time that does not depend on
     /// its size.
     pub async fn clone_volume(&self, source: &str, name: &str, now: u64) -> Result<VolumeInfo> {
-        let inner = &self.0;
-        inner.check_writable()?;
+        self.store.check_writable()?;
         let id = {
-            let mut meta = inner.meta.borrow_mut();
+            let mut meta = self.store.meta.borrow_mut();
             let origin = &meta.directory.find(source)?.record;
             let from = origin.id;
             if origin.state == VolumeState::Origin {
@@ -285,48 +188,47 @@ impl<D: Device> Pool<D> {
             }
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
-            inner.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
+            self.store.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
             meta.directory.get_mut(id).expect("just made").pending = true;
-            inner.note_cloned(&meta, from, id);
+            self.store.note_cloned(&meta, from, id);
             id
         };
-        inner.generations.barrier().await;
-        let committed = inner.clone().commit().await;
-        inner.meta.borrow_mut().directory.show(id);
+        self.store.generations.barrier().await;
+        let committed = self.store.clone().commit().await;
+        self.store.meta.borrow_mut().directory.show(id);
         committed?;
-        inner.info(id)
+        self.store.info(id)
     }
 
     /// Gives `volume` the contents and the size of its snapshot `snapshot` (the part behind `@`). All
     /// snapshots stay. Refused while the volume is in use. An origin is rolled back in the background
     /// ([`wait_rollback`](Self::wait_rollback) waits for it).
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let inner = &self.0;
-        let state = inner.meta.borrow().directory.find(volume)?.record.state;
+        let state = self.store.meta.borrow().directory.find(volume)?.record.state;
         if state == VolumeState::Origin {
-            return self.roll_back_origin(volume, snapshot).await;
+            return self.origins.roll_back(volume, snapshot).await;
         }
-        inner
+        self.store
             .verb(|meta| {
                 let target = meta.directory.find(volume)?;
                 let id = writable_volume(target, volume)?;
-                refuse_in_use(meta, id, volume)?;
+                self.store.refuse_in_use(id, volume)?;
                 let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
                 meta.space.forget_reservations_of(id);
-                let live = meta.live.get_or_create(id).clone();
-                inner.mark_changed(id, &live.last_change);
-                meta.live.release(id);
+                let live = self.store.live.borrow_mut().get_or_create(id).clone();
+                self.store.mark_changed(id, &live.last_change);
+                self.store.live.borrow_mut().release(id);
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })
             .await?;
-        inner.reap_soon();
+        self.upkeep.start_reaping();
         Ok(())
     }
 
     /// Renames a volume (`a` to `b`) or a snapshot (`a@x` to `a@y`). Snapshots of a volume keep their part of
     /// the name.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
-        self.0
+        self.store
             .verb(|meta| {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
@@ -350,21 +252,21 @@ impl<D: Device> Pool<D> {
     /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes.
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
-        self.0.check_writable()?;
+        self.store.check_writable()?;
         let volume = {
-            let meta = self.0.meta.borrow();
+            let meta = self.store.meta.borrow();
             writable_volume(meta.directory.find(name)?, name)?;
             drop(meta);
             self.volume(name)?
         };
         volume.set_size(size).await?;
-        self.0.clone().commit().await
+        self.store.clone().commit().await
     }
 
     /// Sets the chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
     pub async fn set_chunk(&self, name: &str, chunk: u64) -> Result<()> {
         check_chunk(chunk)?;
-        self.0
+        self.store
             .verb(|meta| {
                 let id = writable_volume(meta.directory.find(name)?, name)?;
                 Ok((Record::SetChunk { id, chunk }, ()))
@@ -376,34 +278,32 @@ impl<D: Device> Pool<D> {
     /// list, and for volumes in use. On return the names are durably gone; the space is freed in the
     /// background ([`wait_freed`](Self::wait_freed) waits for it).
     pub async fn delete(&self, names: &[&str]) -> Result<()> {
-        let inner = &self.0;
-        inner
+        self.store
             .verb(|meta| {
                 for &name in names {
-                    refuse_in_use(meta, meta.directory.find(name)?.record.id, name)?;
+                    self.store.refuse_in_use(meta.directory.find(name)?.record.id, name)?;
                 }
                 let ids = deletable(meta, names)?;
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;
-        inner.reap_soon();
+        self.upkeep.start_reaping();
         Ok(())
     }
 
     /// Refuses what [`delete`](Self::delete) would, except for volumes in use.
     pub fn check_delete(&self, names: &[&str]) -> Result<()> {
-        deletable(&self.0.meta.borrow(), names).map(drop)
+        deletable(&self.store.meta.borrow(), names).map(drop)
     }
 
     /// Waits until the space of all deletions is free.
     pub async fn wait_freed(&self) -> Result<()> {
-        self.0.clone().wait_freed().await
+        self.upkeep.clone().free_deleted().await
     }
 
     /// Grows the pool to `size` bytes (rounded down to whole MiB), and a pool file with it.
     pub async fn grow(&self, size: u64) -> Result<()> {
-        let inner = &self.0;
-        inner.check_writable()?;
+        self.store.check_writable()?;
         let size = size / BLOCK_SIZE * BLOCK_SIZE;
         // The superblock may have an older length: it changes with the next checkpoint.
         let refuse_smaller = |now: u64| match size < now {
@@ -413,14 +313,14 @@ impl<D: Device> Pool<D> {
             }
             false => Ok(()),
         };
-        refuse_smaller(inner.meta.borrow().size())?;
+        refuse_smaller(self.store.meta.borrow().size())?;
         if size > crate::types::MAX_POOL_SIZE {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
         if !planted(Bug::GrowLengthNotDurable) {
-            inner.lengthen(size).await?;
+            self.store.lengthen(size).await?;
         }
-        inner
+        self.store
             .verb(|meta| {
                 // It may have grown further while the device grew.
                 refuse_smaller(meta.size())?;
@@ -428,17 +328,17 @@ impl<D: Device> Pool<D> {
             })
             .await?;
         if planted(Bug::GrowLengthNotDurable) {
-            inner.lengthen(size).await?;
+            self.store.lengthen(size).await?;
         }
-        inner.full.set(false);
-        inner.space_changed.notify();
+        self.store.full.set(false);
+        self.store.space_changed.notify();
         // It has grown even if a full host blocks the checkpoint.
-        inner.clone().checkpoint().await.or_else(ignore_no_space)
+        self.store.clone().checkpoint().await.or_else(ignore_no_space)
     }
 }
 
 /// The volumes and snapshots of these names, snapshots first; refuses if something else needs one of them.
-fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
+fn deletable(meta: &Catalog, names: &[&str]) -> Result<Vec<VolumeId>> {
     let (mut ids, mut named) = (Vec::new(), BTreeSet::new());
     for &name in names {
         let record = &meta.directory.find(name)?.record;

@@ -1,18 +1,17 @@
 //! Volumes whose data, or a part of it, lies in an origin: the origin itself, its snapshots, and clones of
 //! those.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
-use crate::origin::{ExceptionView, Origin, refuse_during_rollback};
-use crate::pool::{Inner, Meta};
-use crate::sync::{Event, LockMode};
+use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::Volume;
+use crate::catalog::{Catalog, ExceptionView, refuse_during_rollback};
+use crate::origin::{Origin, Origins};
 
 /// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
@@ -39,91 +38,23 @@ impl<D: Device> Clone for Backing<D> {
 
 impl<D: Device> Backing<D> {
     /// The backing of `id`; the device of its origin must be open.
-    pub fn of(inner: &Inner<D>, meta: &Meta, id: VolumeId) -> Result<Backing<D>> {
+    pub fn of(origins: &Origins<D>, meta: &Catalog, id: VolumeId) -> Result<Backing<D>> {
         let gone = || Error::new(ErrorKind::NotFound, "it has been deleted meanwhile");
         if meta.directory.get(id).ok_or_else(gone)?.record.state == VolumeState::Origin {
-            return Ok(Backing::Origin(inner.attached(id)?));
+            return Ok(Backing::Origin(origins.attached(id)?));
         }
         match meta.view_of(id) {
             None => Ok(Backing::None),
             Some((origin, view)) => {
                 // The origin may have grown since.
                 let size = meta.backing_size(id).ok_or_else(gone)?;
-                Ok(Backing::Snapshot(inner.attached(origin)?, view, size))
+                Ok(Backing::Snapshot(origins.attached(origin)?, view, size))
             }
         }
     }
 
     pub fn is_none(&self) -> bool {
         matches!(self, Backing::None)
-    }
-}
-
-/// State of the separation of a volume from its backing.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum BackingStage {
-    /// Reads of unmapped pages go to the backing.
-    #[default]
-    InUse,
-    /// The volume has pages for everything: the backing is not read any more. A hole would still show it
-    /// after a crash.
-    Unused,
-    /// The volume has no backing.
-    Removed,
-}
-
-/// Whether a volume still has a backing, and the number of its readers.
-#[derive(Default)]
-pub(crate) struct BackingState {
-    stage: Cell<BackingStage>,
-    lookers: Cell<usize>,
-    left: Event,
-}
-
-/// A read of the backing under way.
-pub(super) struct BackingReader<'a>(&'a BackingState);
-
-impl Drop for BackingReader<'_> {
-    fn drop(&mut self) {
-        self.0.lookers.set(self.0.lookers.get() - 1);
-        if self.0.lookers.get() == 0 {
-            self.0.left.notify();
-        }
-    }
-}
-
-impl BackingState {
-    pub(super) fn reader(&self) -> BackingReader<'_> {
-        self.lookers.set(self.lookers.get() + 1);
-        BackingReader(self)
-    }
-
-    /// Stops new reads of the backing and waits for those under way.
-    pub(super) async fn stop_readers(&self) {
-        self.stage.set(BackingStage::Unused);
-        while self.lookers.get() > 0 {
-            self.left.wait().await;
-        }
-    }
-
-    /// The change could not be made durable: reads go to the backing again.
-    pub(super) fn reopen(&self) {
-        self.stage.set(BackingStage::InUse);
-    }
-
-    /// The volume has no backing from now on.
-    pub fn remove(&self) {
-        self.stage.set(BackingStage::Removed);
-    }
-
-    /// The volume gets another backing; it must have no handle.
-    pub fn reset(&self) {
-        debug_assert_eq!(self.lookers.get(), 0);
-        self.stage.set(BackingStage::InUse);
-    }
-
-    pub(super) fn is_removed(&self) -> bool {
-        self.stage.get() == BackingStage::Removed
     }
 }
 
@@ -135,12 +66,12 @@ impl<D: Device> Volume<D> {
 
     /// The backing, if it is still read.
     pub(super) fn visible_backing(&self) -> &Backing<D> {
-        if self.live.backing.stage.get() == BackingStage::InUse { &self.backing } else { &Backing::None }
+        if self.live.backing.is_read() { &self.backing } else { &Backing::None }
     }
 
     /// The largest block size of the devices below, in bytes.
     pub(super) fn backing_block_size(&self) -> usize {
-        let own = self.inner.device.block_size();
+        let own = self.store.device.block_size();
         match &self.backing {
             Backing::None => own,
             Backing::Origin(origin) => origin.device.block_size(),
@@ -153,7 +84,7 @@ impl<D: Device> Volume<D> {
     async fn refuse_during_rollback(&self) -> Result<()> {
         let Backing::Snapshot(origin, ..) = &self.backing else { return Ok(()) };
         origin.rollback_ended().await;
-        let meta = self.inner.meta.borrow();
+        let meta = self.store.meta.borrow();
         match meta.rollback(origin.id).is_some_and(|rollback| rollback.snapshot == self.id) {
             true => refuse_during_rollback(&meta, origin.id),
             false => Ok(()),
@@ -178,7 +109,7 @@ impl<D: Device> Volume<D> {
             return self.write_unaligned(offset, buf).await;
         }
         let start = first * PAGE_BYTES;
-        let wide = self.inner.device.buffer(((last * PAGE_BYTES).min(size) - start) as usize);
+        let wide = self.store.device.buffer(((last * PAGE_BYTES).min(size) - start) as usize);
         let (read, mut wide) = self.read(start, wide).await;
         if let Err(e) = read {
             return (Err(e), buf);

@@ -16,7 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Failure, Meta, pages_of};
 use crate::space::Need;
 use crate::space::{AllocRequest, Refusal};
 use crate::sync::QueuedWrite;
@@ -24,8 +23,9 @@ use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, Volume
 
 use super::Volume;
 use super::fault::{Fault, WritePlan};
-use super::inflight_copies::{CopyPart, InflightBreak};
 use super::pending_write::{PendingWrite, is_mergeable};
+use crate::catalog::{Catalog, Failure, pages_of};
+use crate::live::{CopyPart, InflightBreak, QuotaClaims};
 
 /// Covered pages are read nevertheless if that saves a request, up to this many pages: a request costs the
 /// disks of docs/benchmarks.md as much as 80 to 120 KiB.
@@ -69,8 +69,8 @@ impl WritePlan {
     /// policy, because nothing of it is shared or has to be copied, or because space is short.
     pub(super) fn copy_chunk(
         &mut self,
-        meta: &mut Meta,
-        id: VolumeId,
+        meta: &mut Catalog,
+        (id, claims): (VolumeId, &Rc<QuotaClaims>),
         page: VirtualPage,
     ) -> std::result::Result<bool, Failure> {
         let Some(chunk) = self.copying else { return Ok(false) };
@@ -101,9 +101,9 @@ impl WritePlan {
             return Ok(false);
         }
         let new = self.new_pages(&runs);
-        meta.admits(id, new)?;
+        meta.admits(id, claims.pages(), new)?;
         let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
-        self.claim.add(meta, id, new);
+        self.claim.add(claims, new);
         self.forget_from(first * PAGE_BYTES);
         for fault in faults {
             self.copy_for(&runs, &fault);
@@ -116,7 +116,7 @@ impl WritePlan {
     /// Allocates space for what the runs and the write need of a chunk.
     fn place_chunk(
         &self,
-        meta: &mut Meta,
+        meta: &mut Catalog,
         id: VolumeId,
         (chunk_pages, shared_at): (u64, Epoch),
         runs: &[ChunkRun],
@@ -258,7 +258,7 @@ impl<D: Device> Volume<D> {
     /// Pages of a chunk, if chunks are copied on a break, and the pages that a write to `range` then has to
     /// lock.
     pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
-        let meta = self.inner.meta.borrow();
+        let meta = self.store.meta.borrow();
         let record = self.record(&meta);
         let chunk = record.chunk / PAGE_BYTES;
         match record.break_policy {
@@ -306,7 +306,7 @@ impl<D: Device> Volume<D> {
             return buf;
         }
         let more: usize = work.merged.iter().map(|taken| taken.with_payload(|b| b.len())).sum();
-        let mut all = self.inner.device.buffer(buf.len() + more);
+        let mut all = self.store.device.buffer(buf.len() + more);
         let mut at = buf.len();
         all[..at].copy_from_slice(&buf);
         for taken in &work.merged {
@@ -326,8 +326,8 @@ impl<D: Device> Volume<D> {
         let pages = self.completed(work, bytes).await?;
         // The copies hold the client's buffer until they end.
         let (rest, segments) = self.assemble(work, &pages, bytes, &[]);
-        self.inner.counters.data_writes.add(&segments);
-        let (result, _) = self.inner.device.write(rest, segments, false).await;
+        self.store.counters.data_writes.add(&segments);
+        let (result, _) = self.store.device.write(rest, segments, false).await;
         self.device_error(work.offset, result)
     }
 
@@ -343,7 +343,7 @@ impl<D: Device> Volume<D> {
                 bytes: bytes.clone(),
             });
             let ticket =
-                self.inner.copier.submit(&self.activity.copies, self.job(copy, &group), given.into_iter().collect());
+                self.store.copier.submit(&self.activity.copies, self.job(copy, &group), given.into_iter().collect());
             parts.push(CopyPart { range, ticket });
         }
         parts
@@ -352,7 +352,7 @@ impl<D: Device> Volume<D> {
     /// Counts each run as one request, although sub-jobs split it. Where the device cloned, counts what was
     /// read and written besides.
     fn count_copy(&self, copy: &ChunkCopy, moved: Moved) {
-        let counters = &self.inner.counters;
+        let counters = &self.store.counters;
         if moved.offloaded > 0 {
             let both = [(&counters.data_reads, moved.read), (&counters.data_writes, moved.written)];
             both.iter().filter(|(_, bytes)| *bytes > 0).for_each(|(count, bytes)| count.add_one(*bytes));
@@ -367,7 +367,7 @@ impl<D: Device> Volume<D> {
     }
 
     fn job(&self, copy: &ChunkCopy, group: &JobGroup) -> Job<D> {
-        let place = |page: PageAddr| Place { device: self.inner.device.clone(), offset: page.offset() };
+        let place = |page: PageAddr| Place { device: self.store.device.clone(), offset: page.offset() };
         let source = |&(len, old): &(u64, OldContents)| {
             let from = match old {
                 OldContents::At(page) => CopySource::Device(place(page)),

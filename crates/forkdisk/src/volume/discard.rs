@@ -5,13 +5,13 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, no_space_error};
 use crate::space::Need;
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
+use crate::store::{EditError, no_space_error};
 
 impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
@@ -31,7 +31,7 @@ impl<D: Device> Volume<D> {
         self.check_write(offset, len)?;
         match self.backing() {
             Backing::None => {}
-            Backing::Origin(origin) => return origin.write_zeroes(&self.inner, offset, len, fua).await,
+            Backing::Origin(origin) => return origin.write_zeroes(&self.store, offset, len, fua).await,
             Backing::Snapshot(..) => {
                 self.write_zeroes_with_backing(offset, len).await?;
                 return if fua { self.flush().await } else { Ok(()) };
@@ -73,7 +73,7 @@ impl<D: Device> Volume<D> {
         let size = self.size();
         let rest = (size.next_multiple_of(PAGE_BYTES) - size) as usize;
         let last = VirtualPage(size / PAGE_BYTES);
-        let mapped = self.inner.retry_no_alloc(|meta| {
+        let mapped = self.store.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             Ok(lookup(&mut meta.tables, record, last, 1).map_err(Stop::from)?.data.is_some())
         });
@@ -93,9 +93,9 @@ impl<D: Device> Volume<D> {
         let mut at = first;
         let mut retried = false;
         while at < end {
-            self.inner.wait_below_dirty_limit().await.map_err(EditError::Error)?;
-            self.inner.check_writable().map_err(EditError::Error)?;
-            let step = self.inner.retry_on_miss(|meta| {
+            self.store.wait_below_dirty_limit().await.map_err(EditError::Error)?;
+            self.store.check_writable().map_err(EditError::Error)?;
+            let step = self.store.retry_on_miss(|meta| {
                 let _ = meta.reserve(Need::Step)?;
                 let (mut editor, record) = meta.editor_for(self.id).expect("a volume with a handle is not removed");
                 let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
@@ -106,13 +106,13 @@ impl<D: Device> Volume<D> {
                 Ok(next) => (at, retried) = (next, false),
                 Err(EditError::NoSpace) if !retried => {
                     retried = true;
-                    self.inner.clone().checkpoint().await.map_err(EditError::Error)?;
+                    self.store.clone().checkpoint().await.map_err(EditError::Error)?;
                 }
                 Err(ended) => return Err(ended),
             }
         }
-        self.inner.commit_soon();
-        self.inner.checkpoint_soon();
+        self.store.commit_soon();
+        self.store.checkpoint_soon();
         Ok(())
     }
 }

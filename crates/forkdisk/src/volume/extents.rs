@@ -39,7 +39,7 @@ impl<D: Device> Volume<D> {
             let first = VirtualPage(at / page);
             let max = end.div_ceil(page) - first.0;
             let (run, shared) = self
-                .inner
+                .store
                 .retry_no_alloc(|meta| {
                     let (mut editor, record) =
                         meta.read_editor(self.id).expect("a volume with a handle is not removed");

@@ -7,19 +7,20 @@
 
 use std::cell::Cell;
 
-use crate::device::Segments;
+use std::rc::Rc;
+
+use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
 use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Failure, Meta};
 use crate::space::AllocRequest;
 use crate::space::Need;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
-use super::quota::QuotaClaim;
-use super::read::push;
+use crate::catalog::{Catalog, Failure};
+use crate::live::{QuotaClaim, QuotaClaims};
 
 /// Most pieces of a chunk that are looked up to find where it lies.
 const MAX_LOOKUPS: usize = 16;
@@ -86,7 +87,7 @@ impl WritePlan {
 
     /// Plans the whole write in place if each piece goes to a mapped page that is exclusive to the volume, in
     /// device blocks, according to what is in memory. Otherwise leaves the plan empty.
-    pub fn is_in_place(&mut self, meta: &mut Meta, id: VolumeId) -> bool {
+    pub fn is_in_place(&mut self, meta: &mut Catalog, id: VolumeId) -> bool {
         if !self.start.is_multiple_of(self.unit) || !self.end.is_multiple_of(self.unit) {
             return false;
         }
@@ -129,13 +130,18 @@ impl WritePlan {
     }
 
     /// Whether the free space admits new pages for all of it.
-    pub fn fits(&self, meta: &Meta) -> bool {
+    pub fn fits(&self, meta: &Catalog) -> bool {
         meta.reserve(Need::Write(self.end() - self.start / PAGE_BYTES)).is_ok()
     }
 
     /// Plans on from where the last attempt stopped. Without `may_fault` it fails with `NoSpace` where a new
     /// page is needed.
-    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
+    pub fn advance(
+        &mut self,
+        meta: &mut Catalog,
+        (id, claims): (VolumeId, &Rc<QuotaClaims>),
+        may_fault: bool,
+    ) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE_BYTES);
             let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
@@ -165,10 +171,10 @@ impl WritePlan {
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
-                _ if self.copy_chunk(meta, id, page)? => {}
+                _ if self.copy_chunk(meta, (id, claims), page)? => {}
                 old => {
                     if old.is_none() {
-                        meta.admits(id, len)?;
+                        meta.admits(id, claims.pages(), len)?;
                     }
                     let reserved = meta.reserve(Need::Write(len))?;
                     meta.space.find_reserved(&reserved).map_err(Stop::from)?;
@@ -176,7 +182,7 @@ impl WritePlan {
                     let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
                     let (to, n) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
                     if old.is_none() {
-                        self.claim.add(meta, id, n);
+                        self.claim.add(claims, n);
                     }
                     let fault =
                         Fault { at: page, len: n, to, shared: old.is_some() && !moved, relocated: moved, sum: None };
@@ -254,12 +260,12 @@ impl WritePlan {
         let stop = (self.next / PAGE_BYTES * PAGE_BYTES + pages * PAGE_BYTES).min(self.end);
         let (at, len) = ((self.next - self.start) as usize, (stop - self.next) as usize);
         if within.is_multiple_of(self.unit) && (len as u64).is_multiple_of(self.unit) {
-            push(&mut self.segments, addr.offset() + within, at, len);
+            add_segment(&mut self.segments, addr.offset() + within, at, len);
         } else {
             // Only the last page of a run can be partial.
             let full = len as u64 / PAGE_BYTES * PAGE_BYTES;
             if full > 0 && within == 0 {
-                push(&mut self.segments, addr.offset(), at, full as usize);
+                add_segment(&mut self.segments, addr.offset(), at, full as usize);
                 self.next += full;
                 return;
             }
@@ -273,7 +279,7 @@ impl WritePlan {
         let Fault { at: page, len: n, to, .. } = fault;
         self.faults.push(fault);
         if whole {
-            push(&mut self.segments, to.offset(), at, (n * PAGE_BYTES) as usize);
+            add_segment(&mut self.segments, to.offset(), at, (n * PAGE_BYTES) as usize);
             self.next += n * PAGE_BYTES;
             return;
         }

@@ -9,17 +9,19 @@
 use std::ops::Range;
 
 use crate::device::{Buf, Device};
-use crate::error::{Error, ErrorKind, Result};
-use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::error::Result;
+use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Pool, no_space_error, pages_of, yield_now};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
+use crate::catalog::pages_of;
+use crate::runtime::yield_now;
 use crate::space::Need;
+use crate::store::no_space_error;
 
 /// Lock number, beyond all pages, held while a volume is flattened: one flatten at a time.
 const FLATTEN_LOCK_INDEX: u64 = u64::MAX - 1;
@@ -35,29 +37,9 @@ pub struct FlattenReport {
     pub independent: bool,
 }
 
-impl<D: Device> Pool<D> {
-    /// Makes a clone of an origin's snapshot independent: copies what it reads from the snapshot. `progress`
-    /// gets the bytes done and the total; if it returns false, the call ends, what was copied stays, and the
-    /// next call continues. Reads and writes continue meanwhile. Without space the clone stays as it is.
-    pub async fn flatten(&self, name: &str, progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
-        self.0.check_writable()?;
-        {
-            let meta = self.0.meta.borrow();
-            let record = &meta.directory.find(name)?.record;
-            let refused = |why: &str| Err(Error::new(ErrorKind::Invalid, format!("{name:?} {why}")));
-            match record.state {
-                VolumeState::Origin => return refused("is an origin; what is flattened is a clone of its snapshot"),
-                VolumeState::Snapshot => return refused("is a snapshot and stays as it is; clone it and flatten that"),
-                _ if record.base == NO_VOLUME => return refused("depends on no origin: nothing is to be flattened"),
-                _ => {}
-            }
-        }
-        self.volume(name)?.flatten(progress).await
-    }
-}
-
 impl<D: Device> Volume<D> {
-    async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
+    /// Makes the volume independent of its backing; see [`Pool::flatten`](crate::Pool::flatten).
+    pub(crate) async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
         let _one = self.live.edges.lock(FLATTEN_LOCK_INDEX..FLATTEN_LOCK_INDEX + 1, LockMode::Exclusive).await;
         let mut report = FlattenReport::default();
         let Backing::Snapshot(_, _, below) = self.backing() else {
@@ -66,21 +48,21 @@ impl<D: Device> Volume<D> {
         };
         let bytes = (*below).min(self.size());
         if planted(Bug::FlattenRecordFirst) {
-            self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())))?;
+            self.store.note(|_| Ok((Record::Flatten { id: self.id }, ())))?;
         }
         let mut at = 0;
         while let Some(next) = self.next_backed_page(at, pages_of(bytes)).await? {
             if !progress((next * PAGE_BYTES).min(bytes), bytes) {
-                self.inner.clone().commit().await?;
+                self.store.clone().commit().await?;
                 return Ok(report);
             }
             let client = &self.activity.copies;
             let goes_on = || progress((next * PAGE_BYTES).min(bytes), bytes);
-            let Some(mut pace) = self.inner.copier.pace(client, goes_on).await else {
-                self.inner.clone().commit().await?;
+            let Some(mut pace) = self.store.copier.pace(client, goes_on).await else {
+                self.store.clone().commit().await?;
                 return Ok(report);
             };
-            let stride = self.inner.copier.stride(client).map_or(BLOCK_PAGES, |bytes| bytes / PAGE_BYTES);
+            let stride = self.store.copier.stride(client).map_or(BLOCK_PAGES, |bytes| bytes / PAGE_BYTES);
             at = pages_of(bytes).min((next / BLOCK_PAGES + 1) * BLOCK_PAGES).min(next + stride);
             report.copied += self.copy_from_backing(next..at, |read| pace.moved(read)).await?;
         }
@@ -94,7 +76,7 @@ impl<D: Device> Volume<D> {
     async fn next_backed_page(&self, mut at: u64, end: u64) -> Result<Option<u64>> {
         while at < end {
             let (next, found) = self
-                .inner
+                .store
                 .retry_no_alloc(|meta| {
                     let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
                     let mut next = at;
@@ -133,12 +115,12 @@ impl<D: Device> Volume<D> {
         while let Some(first) = self.next_backed_page(at, pages.end).await? {
             at = self.next_own_page(first, pages.end).await?;
             let (offset, end) = (first * PAGE_BYTES, (at * PAGE_BYTES).min(self.size()));
-            let (read, buf) = self.read_range(offset, self.inner.device.buffer((end - offset) as usize)).await;
+            let (read, buf) = self.read_range(offset, self.store.device.buffer((end - offset) as usize)).await;
             read?;
             moved(end - offset);
             for piece in not_zero(&buf) {
                 self.check_space_for(piece.len() as u64).await?;
-                let mut part = self.inner.device.buffer(piece.len());
+                let mut part = self.store.device.buffer(piece.len());
                 part.copy_from_slice(&buf[piece.clone()]);
                 copied += part.len() as u64;
                 self.write_unaligned(offset + piece.start as u64, part).await.0?;
@@ -149,7 +131,7 @@ impl<D: Device> Volume<D> {
 
     /// The first page in `at..end` that the volume has, else `end`.
     async fn next_own_page(&self, at: u64, end: u64) -> Result<u64> {
-        let own = self.inner.retry_no_alloc(|meta| {
+        let own = self.store.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             let mut next = at;
             while next < end {
@@ -166,9 +148,9 @@ impl<D: Device> Volume<D> {
 
     /// Fails at once where a write would wait for space, since other requests wait for the locks held here.
     async fn check_space_for(&self, bytes: u64) -> Result<()> {
-        let has_room = || self.inner.meta.borrow().reserve(Need::Write(pages_of(bytes))).is_ok();
-        if !has_room() && self.inner.has_pending_space() {
-            self.inner.clone().checkpoint().await?;
+        let has_room = || self.store.meta.borrow().reserve(Need::Write(pages_of(bytes))).is_ok();
+        if !has_room() && self.store.has_pending_space() {
+            self.store.clone().checkpoint().await?;
         }
         if has_room() { Ok(()) } else { Err(no_space_error()) }
     }
@@ -178,13 +160,13 @@ impl<D: Device> Volume<D> {
         // Completions of pages from the backing have ended, and none begins.
         let edges = self.live.edges.lock(0..FLATTEN_LOCK_INDEX, LockMode::Exclusive).await;
         self.live.backing.stop_readers().await;
-        let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
+        let noted = self.store.note(|_| Ok((Record::Flatten { id: self.id }, ())));
         if let Err(error) = noted {
             self.live.backing.reopen();
             return Err(error);
         }
         drop(edges);
-        self.inner.clone().commit().await
+        self.store.clone().commit().await
     }
 }
 

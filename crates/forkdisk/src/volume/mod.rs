@@ -1,6 +1,7 @@
 //! A volume open for I/O. Each verb has a file.
 
 mod backing;
+mod compare;
 mod copy_break;
 mod discard;
 mod extents;
@@ -8,7 +9,6 @@ mod fault;
 mod flatten;
 mod inflight_copies;
 mod io;
-mod live;
 mod pending_write;
 mod quota;
 mod range;
@@ -24,17 +24,18 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
-use crate::origin::WriteIntent;
 use crate::planted::{Bug, planted};
-use crate::pool::{CatalogEntry, Inner, LastChange, Meta, Pool, VolumeInfo};
 use crate::types::VolumeId;
 
+use crate::catalog::{Catalog, VolumeInfo};
+use crate::live::{Activity, LastChange, Live};
+use crate::origin::{Origins, WriteIntent};
+use crate::store::deleted_error;
+use crate::store::{Hooks, Store};
 use backing::Backing;
+pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use extents::Extent;
 pub use flatten::FlattenReport;
-use live::Activity;
-pub(crate) use live::{Live, LiveVolumes};
-pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
@@ -42,7 +43,9 @@ pub use status::{Sharing, StatusRun};
 /// Offsets and lengths are bytes and may be of any alignment; multiples of 4 KiB are fastest. A
 /// range past the end is refused as a whole.
 pub struct Volume<D: Device> {
-    inner: Rc<Inner<D>>,
+    store: Rc<Store<D>>,
+    /// The layers above; held, so that they last as long as the volume is open.
+    hooks: Rc<dyn Hooks>,
     id: VolumeId,
     read_only: bool,
     live: Rc<Live>,
@@ -56,7 +59,8 @@ impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.live.open.set(self.live.open.get() + 1);
         Volume {
-            inner: self.inner.clone(),
+            store: self.store.clone(),
+            hooks: self.hooks.clone(),
             id: self.id,
             read_only: self.read_only,
             live: self.live.clone(),
@@ -71,40 +75,31 @@ impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
         self.live.open.set(self.live.open.get() - 1);
         if self.live.open.get() == 0 {
-            self.inner.last_closed(self.id);
+            self.store.last_closed(self.id);
         }
     }
 }
 
-impl<D: Device> Pool<D> {
-    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device
-    /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
-    pub fn volume(&self, name: &str) -> Result<Volume<D>> {
-        let id = self.0.meta.borrow().directory.find(name)?.record.id;
-        self.handle(id)
-    }
-
-    /// Opens a volume or snapshot by its number for I/O, also one that was removed while open.
-    pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
-        let is_there =
-            |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
-        if self.0.meta.borrow().directory.get(id).filter(is_there).is_none() {
-            return Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0)));
-        }
-        self.handle(id)
-    }
-
-    fn handle(&self, id: VolumeId) -> Result<Volume<D>> {
-        // Its errors name the origin, for which it borrows the metadata, too.
-        let backing = Backing::of(&self.0, &self.0.meta.borrow(), id)?;
-        let meta = &mut *self.0.meta.borrow_mut();
-        let record = &meta.directory.get(id).expect("found by the caller").record;
-        let read_only = record.state == VolumeState::Snapshot && !record.flags.writable || self.0.options.read_only;
-        let activity = meta.live.activity_or_create(record).clone();
+impl<D: Device> Volume<D> {
+    /// Opens volume `id`, which exists.
+    pub(crate) fn open(
+        store: &Rc<Store<D>>,
+        origins: &Origins<D>,
+        hooks: Rc<dyn Hooks>,
+        id: VolumeId,
+    ) -> Result<Volume<D>> {
+        // Its errors name the origin, for which it borrows the catalog, too.
+        let backing = Backing::of(origins, &store.meta.borrow(), id)?;
+        let meta = store.meta.borrow();
+        let record = &meta.directory.get(id).ok_or_else(deleted_error)?.record;
+        let read_only = record.state == VolumeState::Snapshot && !record.flags.writable || store.options.read_only;
+        let mut volumes = store.live.borrow_mut();
+        let activity = volumes.activity_or_create(record).clone();
         activity.opened.set(true);
-        let live = meta.live.get_or_create(id).clone();
+        let live = volumes.get_or_create(id).clone();
         live.open.set(live.open.get() + 1);
-        Ok(Volume { inner: self.0.clone(), id, read_only, live, activity, backing, corked: Cell::new(false) })
+        let (store, corked) = (store.clone(), Cell::new(false));
+        Ok(Volume { store, hooks, id, read_only, live, activity, backing, corked })
     }
 }
 
@@ -132,17 +127,17 @@ impl<D: Device> Volume<D> {
 
     /// Its name: `volume` or `volume@snapshot`.
     pub fn name(&self) -> String {
-        let meta = self.inner.meta.borrow();
+        let meta = self.store.meta.borrow();
         meta.directory.full_name(self.record(&meta))
     }
 
     /// Current state, with name and attributes; the name is empty after removal.
     pub fn info(&self) -> VolumeInfo {
         if self.live.last_change.get() == LastChange::Marked {
-            self.inner.take_time(&mut self.inner.meta.borrow_mut(), self.id);
+            self.store.take_time(&mut self.store.meta.borrow_mut(), self.id);
         }
-        let meta = self.inner.meta.borrow();
-        meta.info_of(self.record(&meta))
+        let meta = self.store.meta.borrow();
+        self.store.info_of(&meta, self.record(&meta))
     }
 
     /// Its name in messages.
@@ -155,7 +150,7 @@ impl<D: Device> Volume<D> {
 
     /// Its length in bytes.
     pub fn size(&self) -> u64 {
-        self.record(&self.inner.meta.borrow()).size
+        self.record(&self.store.meta.borrow()).size
     }
 
     /// Whether writes are refused (a snapshot, or a pool opened for reading).
@@ -173,13 +168,13 @@ impl<D: Device> Volume<D> {
         if let Backing::Origin(origin) = &self.backing {
             return origin.flush().await;
         }
-        if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
+        if planted(Bug::FlushCoversOneVolume) && !self.store.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }
-        self.inner.commit_for_client().await
+        self.store.commit_for_client().await
     }
 
-    fn record<'a>(&self, meta: &'a Meta) -> &'a VolumeRecord {
+    fn record<'a>(&self, meta: &'a Catalog) -> &'a VolumeRecord {
         &meta.directory.get(self.id).expect("a volume with a handle is not removed").record
     }
 
@@ -195,7 +190,7 @@ impl<D: Device> Volume<D> {
     }
 
     fn check_write(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.check_writable()?;
+        self.store.check_writable()?;
         if self.read_only {
             return Err(Error::new(
                 ErrorKind::ReadOnly,

@@ -9,13 +9,13 @@ use std::task::Poll;
 use crate::device::{Buf, Device};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, WhenFull, no_space_error};
 use crate::runtime::LocalFuture;
 use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
 use super::fault::WritePlan;
+use crate::store::{EditError, WhenFull, no_space_error};
 
 /// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
 const MAX_MERGED_BYTES: usize = 64 << 10;
@@ -122,11 +122,11 @@ impl<D: Device> Volume<D> {
         let mut shortage = Shortage::default();
         let mut sealed = false;
         loop {
-            self.inner.wait_below_dirty_limit().await?;
-            let guard = self.inner.generations.enter();
-            let planned = self.inner.retry_on_miss(|meta| {
+            self.store.wait_below_dirty_limit().await?;
+            let guard = self.store.generations.enter();
+            let planned = self.store.retry_on_miss(|meta| {
                 work.merge_followers(queued, &self.live.locks);
-                work.plan.advance(meta, self.id, queued.is_first())
+                work.plan.advance(meta, (self.id, &self.live.claims), queued.is_first())
             });
             match planned.await {
                 Ok(()) => return Ok(guard),
@@ -146,9 +146,9 @@ impl<D: Device> Volume<D> {
             drop(guard);
             // Pages that recovery may verify are relocated, unless space is short: a sealed commit allows to
             // overwrite them.
-            if !std::mem::replace(&mut sealed, true) && self.inner.meta.borrow().journal.holds_pages() {
+            if !std::mem::replace(&mut sealed, true) && self.store.meta.borrow().journal.holds_pages() {
                 self.restart(work);
-                self.inner.commit_sealed().await?;
+                self.store.commit_sealed().await?;
                 continue;
             }
             work.give_up_copying();
@@ -156,7 +156,7 @@ impl<D: Device> Volume<D> {
             let locked = lock.take().is_some();
             queued.yield_for_space();
             let room = self.wait_for_free_space(queued, work, &mut shortage).await;
-            self.inner.report_if_full(self.id, room)?;
+            self.store.report_if_full(self.id, room)?;
             if locked {
                 *lock = Some(self.live.locks.lock(work.held.clone(), LockMode::Exclusive).await);
             }
@@ -172,7 +172,7 @@ impl<D: Device> Volume<D> {
 
     /// Returns the pages that the plan was given.
     fn return_pages(&self, work: &PendingWrite) {
-        let mut meta = self.inner.meta.borrow_mut();
+        let mut meta = self.store.meta.borrow_mut();
         work.plan.faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
     }
 
@@ -184,12 +184,12 @@ impl<D: Device> Volume<D> {
         work: &PendingWrite,
         shortage: &mut Shortage,
     ) -> Result<()> {
-        self.inner.check_writable()?;
+        self.store.check_writable()?;
         if shortage.patience.is_none()
             && !shortage.timed_out
-            && let WhenFull::Wait(time) = self.inner.options.when_full
+            && let WhenFull::Wait(time) = self.store.options.when_full
         {
-            shortage.patience = Some(self.inner.runtime.sleep(time));
+            shortage.patience = Some(self.store.runtime.sleep(time));
         }
         if !queued.is_first() {
             let waited = shortage.until_first(queued).await;
@@ -200,30 +200,30 @@ impl<D: Device> Volume<D> {
             }
             return waited;
         }
-        let free = self.inner.meta.borrow().space.available();
+        let free = self.store.meta.borrow().space.available();
         if free != shortage.free {
             (shortage.free, shortage.checkpoints) = (free, 0);
         }
         // A checkpoint returns freed space; one more returns the tables that it replaced.
-        if shortage.checkpoints < 2 && self.inner.has_pending_space() {
+        if shortage.checkpoints < 2 && self.store.has_pending_space() {
             shortage.checkpoints += 1;
-            return self.inner.clone().checkpoint().await;
+            return self.store.clone().checkpoint().await;
         }
-        self.inner.full.set(true);
+        self.store.full.set(true);
         let Some(patience) = &mut shortage.patience else { return Err(no_space_error()) };
         if !std::mem::replace(&mut shortage.reported, true) {
-            self.inner.report_waiting(self.id);
+            self.store.report_waiting(self.id);
         }
-        if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
+        if self.store.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
     }
 }
 
 impl<D: Device> Volume<D> {
     /// Whether the write fits now, or after the running checkpoint.
     async fn will_fit(&self, work: &PendingWrite) -> bool {
-        let has_room = || work.plan.fits(&self.inner.meta.borrow());
+        let has_room = || work.plan.fits(&self.store.meta.borrow());
         if !has_room() {
-            self.inner.wait_checkpoint_end().await;
+            self.store.wait_checkpoint_end().await;
         }
         has_room()
     }

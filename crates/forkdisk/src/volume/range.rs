@@ -5,12 +5,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::map::shared_level;
 use crate::planted::{Bug, planted};
-use crate::pool::EditError;
 use crate::space::Need;
 use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
+use crate::store::{EditError, no_space_error};
 
 /// Bytes copied at once where sharing is not possible.
 const COPY_BYTES: u64 = 1 << 20;
@@ -49,7 +49,7 @@ impl<D: Device> Volume<D> {
         let mut done = 0;
         while done < len {
             let n = COPY_BYTES.min(len - done);
-            let (read, buf) = source.read_range(from + done, self.inner.device.buffer(n as usize)).await;
+            let (read, buf) = source.read_range(from + done, self.store.device.buffer(n as usize)).await;
             if !planted(Bug::CopyErrorSwallowed) {
                 read?;
             }
@@ -62,7 +62,7 @@ impl<D: Device> Volume<D> {
     async fn share_range(&self, source: &Volume<D>, from: u64, to: u64, pages: u64) -> Result<()> {
         let mut done = 0;
         while done < pages {
-            self.inner.wait_below_dirty_limit().await?;
+            self.store.wait_below_dirty_limit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let max = self.step(source, f, t, pages - done);
             let _alone = self.live.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
@@ -71,7 +71,7 @@ impl<D: Device> Volume<D> {
             if self.step(source, f, t, pages - done) != max {
                 continue;
             }
-            let step = self.inner.retry_on_miss(|meta| {
+            let step = self.store.retry_on_miss(|meta| {
                 let _ = meta.reserve(Need::Step)?;
                 self.check_quota_for_sharing(meta, source, f, t, max)?;
                 let dead = VolumeId(meta.next_id);
@@ -82,25 +82,25 @@ impl<D: Device> Volume<D> {
             });
             match step.await {
                 Ok(len) => done += len,
-                Err(EditError::NoSpace) => return Err(crate::pool::no_space_error()),
+                Err(EditError::NoSpace) => return Err(no_space_error()),
                 Err(EditError::Error(e)) => return Err(e),
             }
             // Planned writes in place to the source end before its pages are shared.
-            self.inner.generations.barrier().await;
+            self.store.generations.barrier().await;
         }
         if from == 0 && to == 0 && pages >= source.size().div_ceil(PAGE_BYTES) {
-            self.inner.note_cloned(&self.inner.meta.borrow(), source.id, self.id);
+            self.hooks.note_cloned(&self.store.meta.borrow(), source.id, self.id);
         }
-        self.inner.reap_soon();
-        self.inner.commit_soon();
-        self.inner.checkpoint_soon();
+        self.hooks.reap_soon();
+        self.store.commit_soon();
+        self.store.checkpoint_soon();
         Ok(())
     }
 
     /// Most pages that the next step may change: one entry of the highest level at which both sides are
     /// aligned, or up to the end of a virtual block of either.
     fn step(&self, source: &Volume<D>, from: VirtualPage, to: VirtualPage, pages: u64) -> u64 {
-        let meta = self.inner.meta.borrow();
+        let meta = self.store.meta.borrow();
         let room = |p: VirtualPage| BLOCK_PAGES - p.index() as u64;
         match shared_level(source.record(&meta), from, self.record(&meta), to, pages) {
             Some(level) => entry_span(level),

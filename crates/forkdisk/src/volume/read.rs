@@ -1,13 +1,13 @@
 //! Reading: mapped pages from the device, zeroes elsewhere.
 
-use crate::device::{Buf, Device, Segment, Segments};
+use crate::device::{Buf, Device, Segments, add_segment};
 use crate::error::{Error, Result};
 use crate::map::{Stop, lookup};
-use crate::pool::Failure;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
+use crate::catalog::Failure;
 
 /// Device requests of a read, and parts of the buffer to be zeroed.
 struct ReadPlan {
@@ -48,7 +48,7 @@ impl<D: Device> Volume<D> {
         // An origin ends with its last block, not at a page.
         let page = if let Backing::Origin(_) = &self.backing { self.backing_block_size() } else { PAGE_SIZE } as u64;
         let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
-        let wide = self.inner.device.buffer((end - start) as usize);
+        let wide = self.store.device.buffer((end - start) as usize);
         let (result, wide) = self.read_aligned(start, wide).await;
         if result.is_ok() {
             let at = (offset - start) as usize;
@@ -68,10 +68,10 @@ impl<D: Device> Volume<D> {
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let (result, buf) = match self.visible_backing() {
             Backing::None => return self.read_own(offset, buf).await,
-            Backing::Origin(origin) => Box::pin(origin.read_current(&self.inner, offset, buf)).await,
+            Backing::Origin(origin) => Box::pin(origin.read_current(&self.store, offset, buf)).await,
             Backing::Snapshot(origin, view, size) => {
                 let _reader = self.live.backing.reader();
-                Box::pin(origin.read_through(&self.inner, self.id, (*view, *size), offset, buf)).await
+                Box::pin(origin.read_through(&self.store, self.id, (*view, *size), offset, buf)).await
             }
         };
         (result.map(|()| Vec::new()), buf)
@@ -79,8 +79,8 @@ impl<D: Device> Volume<D> {
 
     /// Like [`read_mapped`](Self::read_mapped) for a volume without backing.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let plan = self.inner.generations.enter();
-        let planned = self.inner.retry_no_alloc(|meta| {
+        let plan = self.store.generations.enter();
+        let planned = self.store.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             let (mut at, end) = (offset, offset + buf.len() as u64);
             let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
@@ -95,7 +95,9 @@ impl<D: Device> Volume<D> {
                         Some((at, before)) if *at + *before == place => *before += len,
                         _ => plan.holes.push((place, len)),
                     },
-                    Some((addr, _)) => push(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len),
+                    Some((addr, _)) => {
+                        add_segment(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len)
+                    }
                 }
                 at = stop;
             }
@@ -108,20 +110,12 @@ impl<D: Device> Volume<D> {
         if segments.is_empty() {
             return (Ok(holes), buf);
         }
-        self.inner.counters.data_reads.add(&segments);
-        let (result, buf) = self.inner.device.read(buf, segments).await;
+        self.store.counters.data_reads.add(&segments);
+        let (result, buf) = self.store.device.read(buf, segments).await;
         drop(plan);
         match result {
             Ok(()) => (Ok(holes), buf),
             Err(e) => (Err(Error::io(format!("reading {} at {offset}", self.shown_name()), e)), buf),
         }
-    }
-}
-
-/// Adds a piece; extends the last segment if it is contiguous with it.
-pub(crate) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
-    match segments.last_mut() {
-        Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
-        _ => segments.push(Segment { offset, at, len }),
     }
 }

@@ -7,12 +7,12 @@
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
-use crate::pool::{check_size, pages_of};
 use crate::sync::{LockMode, RangeGuard};
 use crate::types::VolumeId;
 
 use super::Volume;
 use super::backing::Backing;
+use crate::catalog::{check_size, pages_of};
 
 /// Lock number of the length, beyond all pages.
 const LENGTH_LOCK_INDEX: u64 = u64::MAX - 1;
@@ -51,7 +51,7 @@ impl<D: Device> Volume<D> {
     fn check_backing_size(&self, size: u64) -> Result<()> {
         match self.backing() {
             Backing::Origin(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
-            Backing::Snapshot(..) if self.record(&self.inner.meta.borrow()).state == VolumeState::Snapshot => {
+            Backing::Snapshot(..) if self.record(&self.store.meta.borrow()).state == VolumeState::Snapshot => {
                 Err(Error::new(ErrorKind::ReadOnly, "a snapshot has the length it was taken with"))
             }
             Backing::Snapshot(..) if size < self.size() => {
@@ -66,7 +66,7 @@ impl<D: Device> Volume<D> {
     async fn lock_length(&self) -> Result<RangeGuard> {
         self.check_write(0, 0)?;
         let guard = self.live.locks.lock(LENGTH_LOCK_INDEX..LENGTH_LOCK_INDEX + 1, LockMode::Exclusive).await;
-        self.inner.check_writable()?;
+        self.store.check_writable()?;
         Ok(guard)
     }
 
@@ -91,23 +91,23 @@ impl<D: Device> Volume<D> {
             self.prepare_to_grow().await?;
             None
         };
-        self.inner.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
-        self.inner.mark_changed(self.id, &self.live.last_change);
-        self.inner.reap_soon();
+        self.store.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
+        self.store.mark_changed(self.id, &self.live.last_change);
+        self.hooks.reap_soon();
         Ok(())
     }
 
     /// Unmaps what is left beyond the end from before a shrink, so that it does not reappear.
     async fn prepare_to_grow(&self) -> Result<()> {
         let has_tail = || {
-            let meta = self.inner.meta.borrow();
+            let meta = self.store.meta.borrow();
             let record = self.record(&meta);
             record.trim_end > record.size
         };
         while has_tail() {
-            self.inner.check_writable()?;
-            self.inner.reap_soon();
-            self.inner.reaped.wait().await;
+            self.store.check_writable()?;
+            self.hooks.reap_soon();
+            self.store.reaped.wait().await;
         }
         // The rest of the last page: not readable before the end moves.
         self.zero_beyond_end().await
@@ -115,18 +115,18 @@ impl<D: Device> Volume<D> {
 
     async fn replace(&self, source: VolumeId) -> Result<()> {
         let alone = self.live.locks.lock(0..LENGTH_LOCK_INDEX, LockMode::Exclusive).await;
-        self.inner.wait_below_dirty_limit().await?;
-        self.inner.note(|meta| {
+        self.store.wait_below_dirty_limit().await?;
+        self.store.note(|meta| {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
-        self.inner.mark_changed(self.id, &self.live.last_change);
-        self.inner.note_cloned(&self.inner.meta.borrow(), source, self.id);
+        self.store.mark_changed(self.id, &self.live.last_change);
+        self.hooks.note_cloned(&self.store.meta.borrow(), source, self.id);
         // Planned writes in place to the source end before its pages are shared.
-        self.inner.generations.barrier().await;
+        self.store.generations.barrier().await;
         drop(alone);
-        self.inner.reap_soon();
-        self.inner.checkpoint_soon();
+        self.hooks.reap_soon();
+        self.store.checkpoint_soon();
         Ok(())
     }
 }

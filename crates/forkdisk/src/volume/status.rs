@@ -54,7 +54,7 @@ impl<D: Device> Volume<D> {
                 break;
             }
             let first = VirtualPage(at / PAGE_BYTES);
-            let run = self.inner.retry_no_alloc(|meta| {
+            let run = self.store.retry_no_alloc(|meta| {
                 let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
                 Ok(lookup(&mut meta.tables, record, first, end.div_ceil(PAGE_BYTES) - first.0).map_err(Stop::from)?)
             });
@@ -88,7 +88,7 @@ impl<D: Device> Volume<D> {
     /// Pages from `first` on with one answer. The counts of every page are needed: one page of a run may have
     /// lost its other references long before its neighbours.
     async fn sharing_of(&self, first: VirtualPage, max: u64) -> Result<(u64, Sharing)> {
-        let step = self.inner.retry_no_alloc(|meta| {
+        let step = self.store.retry_no_alloc(|meta| {
             let (mut editor, record) = meta.read_editor(self.id).expect("a volume with a handle is not removed");
             let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
             let Some((_, birth)) = run.data else {
@@ -133,7 +133,7 @@ impl<D: Device> Volume<D> {
             if at >= end {
                 break;
             }
-            let (stop, is_same) = self.inner.compare_from(self.id, other.id, at, end).await?;
+            let (stop, is_same) = self.store.compare_from(self.id, other.id, at, end).await?;
             push(&mut runs, stop - at, !is_same);
             at = stop;
         }

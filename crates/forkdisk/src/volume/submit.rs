@@ -4,7 +4,7 @@ use std::future::Future;
 
 use smallvec::smallvec;
 
-use crate::device::{Buf, Device, IoResult, Segment, Segments};
+use crate::device::{Buf, Device, IoResult, Segment, Segments, add_segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::sync::{MergedWrite, QueuedWrite};
@@ -13,7 +13,6 @@ use crate::types::PAGE_SIZE;
 use super::Volume;
 use super::fault::{Partial, WritePlan};
 use super::pending_write::PendingWrite;
-use super::read::push;
 
 impl<D: Device> Volume<D> {
     /// Submits the data in ascending order, with the completed `pages`, leaves the write queue, and waits for
@@ -25,11 +24,11 @@ impl<D: Device> Volume<D> {
         pages: Vec<Buf>,
         buf: Buf,
     ) -> (Result<()>, Buf) {
-        let counters = &self.inner.counters;
+        let counters = &self.store.counters;
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
-                work.plan.checksum_data(&self.inner.meta.borrow().journal, &whole, &segments);
+                work.plan.checksum_data(&self.store.meta.borrow().journal, &whole, &segments);
                 let write = self.submit(whole, segments);
                 queued.submitted(&work.merged);
                 (write.await.0, buf)
@@ -37,7 +36,7 @@ impl<D: Device> Volume<D> {
             None => {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
-                work.plan.checksum_data(&self.inner.meta.borrow().journal, &buf, &segments);
+                work.plan.checksum_data(&self.store.meta.borrow().journal, &buf, &segments);
                 let write = self.submit(buf, segments);
                 queued.submitted(&work.merged);
                 write.await
@@ -48,7 +47,7 @@ impl<D: Device> Volume<D> {
 
     /// Submits a data write with the hint whether more writes follow.
     fn submit(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        let device = &self.inner.device;
+        let device = &self.store.device;
         device.cork(self.corked.get());
         let write = device.write(buf, segments, false);
         // Writes of the engine itself are awaited: no further write follows.
@@ -60,7 +59,7 @@ impl<D: Device> Volume<D> {
     /// were completed, writes were merged, or whole pages are not aligned in it.
     fn assembled(&self, work: &PendingWrite, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
         let WritePlan { segments, partials, .. } = &work.plan;
-        let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
+        let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.store.device.block_size()));
         if partials.is_empty() && work.merged.is_empty() && !odd {
             return None;
         }
@@ -79,7 +78,7 @@ impl<D: Device> Volume<D> {
         let WritePlan { segments, partials, .. } = &work.plan;
         let lead = (work.offset % PAGE_SIZE as u64) as usize;
         let len = (work.plan.end() - work.offset / PAGE_SIZE as u64) as usize * PAGE_SIZE;
-        let mut whole = self.inner.device.buffer(len);
+        let mut whole = self.store.device.buffer(len);
         let mut at = lead + own.len();
         whole[lead..at].copy_from_slice(own);
         for taken in along {
@@ -98,7 +97,7 @@ impl<D: Device> Volume<D> {
         }
         pieces.sort_unstable_by_key(|s| s.at);
         let mut segments = Segments::new();
-        pieces.iter().for_each(|s| push(&mut segments, s.offset, s.at, s.len));
+        pieces.iter().for_each(|s| add_segment(&mut segments, s.offset, s.at, s.len));
         (whole, segments)
     }
 
@@ -112,19 +111,19 @@ impl<D: Device> Volume<D> {
     }
 
     async fn complete(&self, partial: &Partial, data: &[u8]) -> Result<Buf> {
-        let mut page = self.inner.device.buffer(PAGE_SIZE);
+        let mut page = self.store.device.buffer(PAGE_SIZE);
         match partial.from {
             Some(from) => {
                 let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
-                self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
-                let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
+                self.store.counters.data_reads.add_one(PAGE_SIZE as u64);
+                let (result, read) = self.store.device.read(page, smallvec![segment]).await;
                 result.map_err(|e| Error::io(format!("reading {} to complete a page", self.shown_name()), e))?;
                 page = read;
             }
             None if planted(Bug::ZeroFillSkipped) => {
                 // The new page has old contents of another owner: write all of it, zeroes included.
                 let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
-                page = self.inner.device.read(page, smallvec![segment]).await.1;
+                page = self.store.device.read(page, smallvec![segment]).await.1;
             }
             None => page.fill(0),
         }

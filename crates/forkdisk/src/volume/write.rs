@@ -9,7 +9,6 @@ use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
-use crate::pool::HostShortage;
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
 use crate::types::PAGE_SIZE;
 
@@ -17,6 +16,7 @@ use super::Volume;
 use super::backing::Backing;
 use super::fault::WritePlan;
 use super::pending_write::PendingWrite;
+use crate::store::HostShortage;
 
 /// A write that changes no metadata: its segments, and what it holds until it ends.
 struct InPlace {
@@ -34,12 +34,12 @@ impl<D: Device> Volume<D> {
         }
         let (result, buf) = match self.backing() {
             // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
-            Backing::Origin(origin) => return Box::pin(origin.write(&self.inner, offset, buf, fua)).await,
+            Backing::Origin(origin) => return Box::pin(origin.write(&self.store, offset, buf, fua)).await,
             Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf)).await,
             Backing::None => self.write_unaligned(offset, buf).await,
         };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
-            return (Box::pin(self.inner.commit_for_client()).await, buf);
+            return (Box::pin(self.store.commit_for_client()).await, buf);
         }
         (result, buf)
     }
@@ -50,8 +50,8 @@ impl<D: Device> Volume<D> {
         if self.live.write_queue.may_pass(&pages)
             && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages)
         {
-            self.inner.counters.data_writes.add(&segments);
-            let (result, buf) = self.inner.device.write(buf, segments, false).await;
+            self.store.counters.data_writes.add(&segments);
+            let (result, buf) = self.store.device.write(buf, segments, false).await;
             drop(held);
             return (self.device_error(offset, result), buf);
         }
@@ -65,9 +65,9 @@ impl<D: Device> Volume<D> {
             Err(not) => not,
         };
         let outcome = self.write_with_retry(offset, buf, pages, queued).await;
-        self.inner.commit_soon();
-        self.inner.checkpoint_soon();
-        self.inner.flush_count_log_soon();
+        self.store.commit_soon();
+        self.store.checkpoint_soon();
+        self.store.flush_count_log_soon();
         outcome
     }
 
@@ -81,7 +81,7 @@ impl<D: Device> Volume<D> {
         queued: QueuedWrite<Buf>,
     ) -> (Result<()>, Buf) {
         let (mut buf, mut queued, mut sealed) = (buf, queued, false);
-        let mut shortage = HostShortage::new(self.inner.has_pending_space());
+        let mut shortage = HostShortage::new(self.store.has_pending_space());
         loop {
             let (result, back, moved) = self.write_once(offset, buf, pages.clone(), queued).await;
             buf = back;
@@ -89,19 +89,19 @@ impl<D: Device> Volume<D> {
             let again = match moved && e.kind() == ErrorKind::NoSpace && !sealed {
                 true => {
                     sealed = true;
-                    self.inner.commit_sealed().await.map(|()| true)
+                    self.store.commit_sealed().await.map(|()| true)
                 }
                 false if e.is_full_host() => {
-                    if shortage.begins(self.inner.waits_for_space()) {
-                        self.inner.report_waiting(self.id);
+                    if shortage.begins(self.store.waits_for_space()) {
+                        self.store.report_waiting(self.id);
                     }
-                    self.inner.wait_for_host_space(&mut shortage).await
+                    self.store.wait_for_host_space(&mut shortage).await
                 }
                 false => Ok(false),
             };
             match again {
                 Ok(true) => queued = self.live.write_queue.enter(pages.clone()),
-                Ok(false) if e.is_full_host() => return (self.inner.report_if_full(self.id, Err(e)), buf),
+                Ok(false) if e.is_full_host() => return (self.store.report_if_full(self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
             }
@@ -111,13 +111,13 @@ impl<D: Device> Volume<D> {
     /// Plans the write if all of it goes in place, according to what is in memory, and no other request is in
     /// the way.
     fn in_place(&self, offset: u64, len: usize, pages: &Range<u64>) -> Option<InPlace> {
-        let mut plan = WritePlan::new(offset, len as u64, self.inner.device.block_size(), None);
-        if !plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id) {
+        let mut plan = WritePlan::new(offset, len as u64, self.store.device.block_size(), None);
+        if !plan.is_in_place(&mut self.store.meta.borrow_mut(), self.id) {
             return None;
         }
         let lock = self.live.locks.try_lock(pages.clone(), LockMode::Shared)?;
         let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
-        Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
+        Some(InPlace { segments: plan.segments, held: (lock, self.store.generations.enter()) })
     }
 
     /// The flag tells whether pages were, or may have been, relocated.
@@ -135,8 +135,8 @@ impl<D: Device> Volume<D> {
         };
         // An earlier write may have broken these pages for this volume.
         if has_waited && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
-            self.inner.counters.data_writes.add(&segments);
-            let write = self.inner.device.write(buf, segments, false);
+            self.store.counters.data_writes.add(&segments);
+            let write = self.store.device.write(buf, segments, false);
             queued.submitted(&[]);
             let (result, buf) = write.await;
             drop(held);
@@ -145,7 +145,7 @@ impl<D: Device> Volume<D> {
         let (copying, held) = self.break_range(pages);
         let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
         let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
-        let mut work = PendingWrite::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
+        let mut work = PendingWrite::new(offset, buf.len(), self.store.device.block_size(), copying, held);
         let guard = match self.plan(&queued, &mut work, &mut lock).await {
             Ok(guard) => guard,
             Err(e) => return (Err(e), buf, false),
@@ -158,8 +158,8 @@ impl<D: Device> Volume<D> {
         drop((guard, lock));
         if let Err(e) = &result {
             // On a full pool the write that needs space starts the checkpoint.
-            self.inner.meta.borrow_mut().space.write_off(work.plan.unpublished());
-            self.inner.full.set(self.inner.full.get() || e.is_full_host());
+            self.store.meta.borrow_mut().space.write_off(work.plan.unpublished());
+            self.store.full.set(self.store.full.get() || e.is_full_host());
         }
         work.complete_merged(&result);
         (result, buf, moved)
@@ -192,7 +192,7 @@ impl<D: Device> Volume<D> {
     /// Maps the new pages.
     pub(super) async fn publish(&self, plan: &WritePlan) -> Result<()> {
         for fault in &plan.faults {
-            self.inner
+            self.store
                 .retry_no_alloc(|meta| {
                     let before = self.record(meta).referenced;
                     meta.map(self.id, fault.at, fault.len, fault.to)?;

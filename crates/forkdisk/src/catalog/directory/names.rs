@@ -1,0 +1,358 @@
+//! Names: lookup, contents of folders, and which names are allowed.
+
+use std::ops::Bound;
+
+use super::super::{CatalogEntry, Directory, check_origin_text};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{MAX_NAME_BYTES, NO_VOLUME, VolumeRecord, VolumeState};
+use crate::types::VolumeId;
+
+/// How a name in a folder was found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Volume,
+    /// The record of a folder.
+    Folder,
+    /// Something in a folder.
+    Inside,
+}
+
+impl Directory {
+    /// Renames a folder's record and everything in the folder.
+    pub fn rename_folder(&mut self, from: &str, to: &str) {
+        let within = format!("{from}/");
+        let from_here = self.names.range((NO_VOLUME, from.into())..);
+        let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
+        let all = all.filter(|((_, name), _)| &**name == from || name.starts_with(&within));
+        let moved: Vec<(VolumeId, String)> =
+            all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+        moved.iter().for_each(|(id, name)| self.rename(*id, name));
+    }
+
+    /// Whether every name in the folder may begin with `to` instead of `from`.
+    pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
+        let within = format!("{from}/");
+        let names = self.names.range((NO_VOLUME, within.as_str().into())..);
+        let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
+        inside.try_for_each(|((_, name), &id)| {
+            let name = format!("{to}{}", &name[from.len()..]);
+            check_volume_name(&name)?;
+            match self.get(id).filter(|v| v.record.origin_record.is_some()) {
+                Some(CatalogEntry { record, .. }) => {
+                    let identity = record.stamp.as_ref().map(|stamp| &*stamp.device);
+                    check_origin_text(&name, &record.origin, identity)
+                }
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Returns a number that changes whenever a name is added or removed.
+    pub fn names_version(&self) -> u64 {
+        self.names_version
+    }
+
+    /// Iterates over the volumes whose names come behind `after`, in the order of their names.
+    fn volumes_after(&self, after: &str) -> impl Iterator<Item = (&str, VolumeId)> {
+        let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
+        let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
+        all.filter(|(_, id)| self.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
+    }
+
+    /// Returns names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its
+    /// snapshots: those behind the name `after`, whether that name exists or not.
+    pub fn names_after(&self, after: &str, most: usize, snapshots: bool) -> Vec<String> {
+        let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
+            let behind = self.names.range((Bound::Excluded((volume, after.into())), Bound::Unbounded));
+            let all = behind.take_while(|((parent, _), _)| *parent == volume && snapshots);
+            let all = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
+            all.take(most).map(|((_, snapshot), _)| format!("{name}@{snapshot}")).collect()
+        };
+        let (volume, snapshot) = after.split_once('@').unwrap_or((after, ""));
+        let mut names = match self.names.get(&(NO_VOLUME, volume.into())) {
+            Some(&id) => of(id, volume, snapshot),
+            None => Vec::new(),
+        };
+        for (name, id) in self.volumes_after(volume) {
+            if names.len() >= most {
+                break;
+            }
+            names.push(name.to_string());
+            names.extend(of(id, name, ""));
+        }
+        names.truncate(most);
+        names
+    }
+
+    /// Returns the last names of snapshots of a volume in the order of names, at most `most`, without the
+    /// volume's.
+    pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
+        let Some(&id) = self.names.get(&(NO_VOLUME, volume.into())) else { return Vec::new() };
+        let all = self.names.range((id, "".into())..(VolumeId(id.0 + 1), "".into())).rev();
+        let seen = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
+        let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.to_string()).collect();
+        names.reverse();
+        names
+    }
+
+    /// Returns `volume` or `volume@snapshot`, if it exists and is visible.
+    pub fn find(&self, name: &str) -> Result<&CatalogEntry> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));
+        let (volume, snapshot) = match name.split_once('@') {
+            Some((v, s)) => (v, Some(s)),
+            None => (name, None),
+        };
+        let mut id = *self.names.get(&(NO_VOLUME, volume.into())).ok_or_else(missing)?;
+        if let Some(snapshot) = snapshot {
+            id = *self.names.get(&(id, snapshot.into())).ok_or_else(missing)?;
+        }
+        match self.get(id).filter(|v| !v.pending) {
+            Some(v) if v.record.state == VolumeState::Folder => {
+                Err(Error::new(ErrorKind::NotFound, format!("{name:?} is a folder, not a volume")))
+            }
+            found => found.ok_or_else(missing),
+        }
+    }
+
+    /// Returns the record of a folder, if it has one; the root's name is empty.
+    pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
+        let record = &self.get(*self.names.get(&(NO_VOLUME, name.into()))?)?.record;
+        (record.state == VolumeState::Folder).then_some(record)
+    }
+
+    /// Whether there is anything in the folder `name`.
+    pub fn has_children(&self, name: &str) -> bool {
+        self.next_child(name, "").is_some()
+    }
+
+    /// Returns the first name directly in `folder` that is not before `from`, and how it was found.
+    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}").into())..);
+        all.find_map(|((parent, name), id)| {
+            if *parent != NO_VOLUME || !name.starts_with(&prefix) {
+                return Some(None);
+            }
+            let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+            let rest = &name[prefix.len()..];
+            Some(Some(match rest.split_once('/') {
+                Some((child, _)) => (child, Found::Inside),
+                None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
+                None => (rest, Found::Volume),
+            }))
+        })
+        .flatten()
+    }
+
+    /// Returns everything directly in `folder` (empty: the root), each with whether it is a folder.
+    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+        let (mut out, mut from) = (Vec::new(), String::new());
+        while let Some((child, found)) = self.next_child(folder, &from) {
+            // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
+            from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
+            let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
+            // A folder with a record comes before what is in it, with other names in between.
+            if found != Found::Inside || self.folder(&path).is_none() {
+                out.push((child.to_string(), found != Found::Volume));
+            }
+        }
+        out
+    }
+
+    /// Returns the name as users see it.
+    pub fn full_name(&self, volume: &VolumeRecord) -> String {
+        match self.get(volume.parent) {
+            Some(parent) if volume.state == VolumeState::Snapshot => format!("{}@{}", parent.record.name, volume.name),
+            _ => volume.name.to_string(),
+        }
+    }
+
+    /// Checks whether `name` may be given to a new volume (`parent` none) or snapshot.
+    pub fn check_new(&self, parent: VolumeId, name: &str) -> Result<()> {
+        match parent {
+            NO_VOLUME => check_volume_name(name)?,
+            _ => check_part(name, name)?,
+        }
+        let shown = match self.get(parent) {
+            Some(volume) => format!("{}@{name}", volume.record.name),
+            None => name.to_string(),
+        };
+        let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{shown:?} {what}; choose another name")));
+        if parent == NO_VOLUME && self.folder(name).is_some() {
+            return taken("is a folder");
+        }
+        if self.names.contains_key(&(parent, name.into())) {
+            return taken("exists already");
+        }
+        if parent != NO_VOLUME {
+            return Ok(());
+        }
+        let folder = format!("{name}/");
+        let inside = self.names.range((NO_VOLUME, folder.as_str().into())..).next();
+        if inside.is_some_and(|((p, n), _)| *p == NO_VOLUME && n.starts_with(&folder)) {
+            return taken("is a folder with volumes in it");
+        }
+        for (i, _) in name.match_indices('/') {
+            let above = &name[..i];
+            if self.names.contains_key(&(NO_VOLUME, above.into())) && self.folder(above).is_none() {
+                return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_part(part: &str, whole: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::new(ErrorKind::Invalid, format!("bad name {whole:?}: {why}")));
+    if part.is_empty() {
+        return bad("a part of it is empty");
+    }
+    if part == "." || part == ".." || part == ".snapshots" {
+        return bad("'.', '..' and '.snapshots' are reserved");
+    }
+    if whole.len() > MAX_NAME_BYTES {
+        return bad("it is longer than 255 bytes");
+    }
+    if part.starts_with(' ') || part.ends_with(' ') {
+        return bad("a part of it begins or ends with a space");
+    }
+    match part.chars().find(|&c| !is_name_character(c)) {
+        Some(c) => {
+            let rule = format!("use letters, digits, spaces and any of {NAME_MARKS}, with '/' between folders");
+            bad(&format!("{c:?} is not allowed; {rule}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The marks that names of volumes and snapshots may contain besides letters, digits and spaces.
+pub const NAME_MARKS: &str = "._-+=~#:,";
+
+/// Whether `c` may be in a part of a name: the letters, digits and marks that need no escape in JSON or in a label of
+/// Prometheus. A space is neither the first nor the last character of a part.
+pub fn is_name_character(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == ' ' || NAME_MARKS.contains(c)
+}
+
+/// Checks whether `name` may be a volume's name.
+pub fn check_volume_name(name: &str) -> Result<()> {
+    name.split('/').try_for_each(|part| check_part(part, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Creates a directory with volumes, and folders (names that end with `/`), numbered from 1 on.
+    fn directory(names: &[&str]) -> Directory {
+        let mut d = Directory::default();
+        for (i, name) in names.iter().enumerate() {
+            let state = if name.ends_with('/') { VolumeState::Folder } else { VolumeState::Volume };
+            let record = VolumeRecord::empty(VolumeId(i as u64 + 1), name.trim_end_matches('/'), 0);
+            d.add(VolumeRecord { state, ..record });
+        }
+        d
+    }
+
+    #[test]
+    fn names_follow_the_rules() {
+        for good in ["a", "a/b/c", "A-1_x.raw", "a b/c  d", "lost+found", "#sql-1~", "k=1,12:30", &"x".repeat(255)] {
+            assert!(check_volume_name(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a//b",
+            ".",
+            "a/..",
+            " a",
+            "a /b",
+            " ",
+            "a\nb",
+            "a\"",
+            "a%",
+            "a@b",
+            "ä",
+            ".snapshots",
+            &"x".repeat(256),
+        ] {
+            assert!(check_volume_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_are_listed_in_pieces_of_any_size() {
+        let mut d = directory(&["a", "a-b", "e/", "e/x", "f"]);
+        for (id, of, name) in [(10, 1, "2"), (11, 1, "1"), (12, 4, "s"), (13, 5, "t")] {
+            let record = VolumeRecord { parent: VolumeId(of), ..VolumeRecord::empty(VolumeId(id), name, 0) };
+            d.add(VolumeRecord { state: VolumeState::Snapshot, ..record });
+        }
+        let version = d.names_version();
+        d.get_mut(VolumeId(13)).unwrap().pending = true;
+        let all = ["a", "a@1", "a@2", "a-b", "e/x", "e/x@s", "f"];
+        for most in 1..10 {
+            let (mut names, mut after) = (Vec::new(), String::new());
+            loop {
+                let piece = d.names_after(&after, most, true);
+                let Some(last) = piece.last() else { break };
+                assert!(piece.len() <= most);
+                after = last.clone();
+                names.extend(piece);
+            }
+            assert_eq!(names, all, "in pieces of {most}");
+        }
+        assert_eq!(d.names_after("", 2, false), ["a", "a-b"]);
+        assert_eq!(d.names_after("a", 9, false), ["a-b", "e/x", "f"]);
+        assert_eq!(d.names_after("a@15", 2, true), ["a@2", "a-b"], "behind one that has gone");
+        assert_eq!(d.names_after("b@1", 2, true), ["e/x", "e/x@s"]);
+        d.show(VolumeId(13));
+        assert_eq!(d.names_after("f", 2, true), ["f@t"]);
+        assert!(d.names_version() > version);
+    }
+
+    #[test]
+    fn a_folder_lists_what_is_directly_in_it_once() {
+        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
+        let all = |folder: &str| -> Vec<String> {
+            let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
+            d.children(folder).into_iter().map(mark).collect()
+        };
+        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);
+        assert_eq!(
+            (all("a"), all("a/b"), all("f")),
+            (vec!["b/".into(), "x".into()], vec!["c".into(), "d".into()], vec!["g".into()])
+        );
+        assert!(all("e").is_empty() && all("none").is_empty() && !d.has_children("e") && d.has_children("a/b"));
+    }
+
+    #[test]
+    fn a_folder_takes_along_what_is_in_it_and_nothing_beside() {
+        let mut d = directory(&["a/", "a/b", "a/c/d", "ab", "a.b/c"]);
+        d.rename_folder("a", "x/y");
+        assert!(["x/y/b", "x/y/c/d", "ab", "a.b/c"].iter().all(|name| d.find(name).is_ok()));
+        assert!(d.folder("x/y").is_some() && d.folder("a").is_none() && d.find("a/b").is_err());
+        let long = "n".repeat(253);
+        assert!(d.check_renamed("x/y", "z").is_ok() && d.check_renamed("x/y", &long).is_err());
+    }
+
+    #[test]
+    fn folders_and_volumes_share_their_names() {
+        let d = directory(&["f/", "v", "g/v"]);
+        let refused = |name: &str| d.check_new(NO_VOLUME, name).is_err();
+        assert!(refused("f") && refused("g") && refused("v") && refused("v/x"));
+        assert!(!refused("f/x") && !refused("g/x") && d.find("f").is_err() && d.find("g").is_err());
+    }
+
+    #[test]
+    fn an_orphan_has_no_name_and_takes_none_from_others() {
+        let mut d = directory(&["/", "v"]);
+        assert!(d.folder("").is_some());
+        d.orphan(VolumeId(2));
+        assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
+        d.mark_dead(VolumeId(2), 0);
+        assert!(d.folder("").is_some(), "its empty name is the root's");
+        assert_eq!(d.first_dead(), Some(VolumeId(2)));
+    }
+}

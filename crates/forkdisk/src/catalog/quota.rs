@@ -1,0 +1,25 @@
+//! Quota of a volume: a limit in bytes of what it refers to, shared or not.
+//!
+//! It is checked when a write is planned, including what other writes under way have claimed; mapped pages
+//! can always be overwritten. A quota below what a volume refers to removes nothing: the volume cannot grow
+//! until it refers to less.
+
+use super::{Catalog, Failure};
+use crate::planted::{Bug, planted};
+use crate::types::{PAGE_SIZE, VolumeId};
+
+impl Catalog {
+    /// Refuses `more` pages that a volume does not refer to yet if they exceed its quota; `claimed` pages are
+    /// promised to writes under way.
+    pub fn admits(&self, id: VolumeId, claimed: u64, more: u64) -> std::result::Result<(), Failure> {
+        let volume = self.directory.get(id).expect("a volume with a handle is not removed");
+        let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { claimed };
+        let pages = volume.record.referenced + claimed + more;
+        match volume.record.quota {
+            0 => Ok(()),
+            _ if more == 0 => Ok(()),
+            quota if pages <= quota / PAGE_SIZE as u64 => Ok(()),
+            _ => Err(Failure::OverQuota),
+        }
+    }
+}

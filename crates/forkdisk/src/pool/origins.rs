@@ -1,0 +1,75 @@
+//! Verbs on origins.
+
+use super::Pool;
+use crate::catalog::VolumeInfo;
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::OriginFull;
+use crate::origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions};
+
+impl<D: Device> Pool<D> {
+    /// Protects `device` under `name`: from now on a volume whose data stays in place. The device is open
+    /// afterwards.
+    pub async fn protect(&self, name: &str, device: D, options: &ProtectOptions) -> Result<VolumeInfo> {
+        self.origins.protect(name, device, options).await
+    }
+
+    /// Opens the device of an origin, found at `place`. Refused if it is another device: another length or
+    /// identity, other contents where nothing was written since the last close or open (as far as the sample
+    /// shows), or after a clean close another modification time.
+    pub async fn attach_origin(&self, name: &str, device: D, place: &OriginPlace) -> Result<()> {
+        self.origins.attach_changed(name, device, place, OriginChange::Nothing).await
+    }
+
+    /// Like [`attach_origin`](Self::attach_origin), for a device with the accepted `change`.
+    pub async fn attach_changed_origin(
+        &self,
+        name: &str,
+        device: D,
+        place: &OriginPlace,
+        change: OriginChange,
+    ) -> Result<()> {
+        self.origins.attach_changed(name, device, place, change).await
+    }
+
+    /// Closes the device of an origin: all writes become durable, and its identity is recorded. `modified` is
+    /// called after the last write and returns the modification time of the file. Refused while the origin or
+    /// a volume with it as backing is in use.
+    pub async fn detach_origin(&self, name: &str, modified: impl FnOnce() -> u64) -> Result<()> {
+        self.origins.detach(name, modified).await
+    }
+
+    /// Ends the protection: the data stays in place, the name and all snapshots are deleted. Without
+    /// `snapshots` it is refused if there are any. The device need not be open.
+    pub async fn unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
+        self.origins.unprotect(name, snapshots).await
+    }
+
+    /// Refuses what [`unprotect`](Self::unprotect) would, except for volumes in use.
+    pub fn check_unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
+        self.origins.check_unprotect(name, snapshots)
+    }
+
+    /// Sets copy-ahead and the policy for a full pool.
+    pub async fn set_origin(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
+        self.origins.set(name, copy_ahead, when_full).await
+    }
+
+    /// All origins, sorted by name.
+    pub fn origins(&self) -> Vec<OriginInfo> {
+        self.origins.list()
+    }
+
+    /// Figures of the devices of open origins, sorted by name.
+    pub fn origin_statistics(&self) -> Vec<OriginStatistics> {
+        self.origins.statistics()
+    }
+
+    /// Waits for the end of the origin's rollback, if one is running. `progress` gets the bytes done and the
+    /// total; if it returns false, the wait ends. Fails when a step fails; for lack of space only after the
+    /// wait of the origin's policy, while the rollback goes on. Does not wait for another rollback that
+    /// begins then.
+    pub async fn wait_rollback(&self, name: &str, progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
+        self.origins.wait_rollback(name, progress).await
+    }
+}

@@ -1,0 +1,32 @@
+//! Opening volumes.
+
+use super::Pool;
+use crate::catalog::CatalogEntry;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::VolumeState;
+use crate::types::VolumeId;
+use crate::volume::Volume;
+
+impl<D: Device> Pool<D> {
+    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device
+    /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
+    pub fn volume(&self, name: &str) -> Result<Volume<D>> {
+        let id = self.store.meta.borrow().directory.find(name)?.record.id;
+        self.open_volume(id)
+    }
+
+    /// Opens a volume or snapshot by its number for I/O, also one that was removed while open.
+    pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
+        let is_there =
+            |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
+        if self.store.meta.borrow().directory.get(id).filter(is_there).is_none() {
+            return Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0)));
+        }
+        self.open_volume(id)
+    }
+
+    fn open_volume(&self, id: VolumeId) -> Result<Volume<D>> {
+        Volume::open(&self.store, &self.origins, self.upkeep.clone(), id)
+    }
+}

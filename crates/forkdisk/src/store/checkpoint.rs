@@ -1,0 +1,526 @@
+//! Checkpoints: all metadata, durable at new places, without stopping writers.
+//!
+//! 1. Freeze (synchronous): every changed table gets an address, changed directory pages get new ones, the
+//!    deltas of counts are set aside. Later writers work on copies.
+//! 2. Write tables bottom-up, then directory pages and the directory's tables, then count pages to their
+//!    other slots. Flush.
+//! 3. Superblock to one slot, flush, to the other, flush.
+//! 4. What only the old state held is free: plans made before the freeze end, then the space is discarded,
+//!    then it may be reused.
+//!
+//! A crash before 3 leaves the old superblock and all it points to; replay starts where it says.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::device::{Device, Segment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    CopierSettings, JournalStart, MapEntry, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    encode_directory_page, encode_table, page_checksum,
+};
+use crate::map::{Editor, NodeId, Placed, Stop, lookup};
+use crate::planted::{Bug, planted};
+use crate::space::{Refusal, Step, WrittenCounts};
+use crate::sync::{Event, LockMode};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
+
+use super::load::DIRECTORY_SEED;
+use super::{Root, Store};
+use crate::catalog::{Catalog, DirtyState, Failure};
+use crate::runtime::yield_now;
+
+/// Most pages written by one request.
+const BATCH_PAGES: usize = 256;
+
+/// The checkpoint that runs, and the tasks that wait for it.
+#[derive(Default)]
+pub struct Checkpoints {
+    running: Cell<bool>,
+    done: Cell<u64>,
+    changed: Event,
+}
+
+/// A directory page to be written, and the slot of the leaf that points to it.
+struct DirectoryPage {
+    at: PageAddr,
+    leaf: NodeId,
+    slot: usize,
+    records: [Option<VolumeRecord>; SLOTS_PER_PAGE],
+}
+
+/// What a freeze sets aside.
+struct Frozen {
+    /// Tables of volumes, lower levels first.
+    tables: Vec<Placed>,
+    pages: Vec<DirectoryPage>,
+    /// Tables of the directory's own map, lower levels first.
+    directory_tables: Vec<Placed>,
+    directory: MapEntry,
+    directory_level: u8,
+    directory_pages: u64,
+    start: JournalStart,
+    epoch: u64,
+    next_id: u64,
+    size: u64,
+    copier: CopierSettings,
+}
+
+impl<D: Device> Store<D> {
+    /// Writes a checkpoint of everything published before this call. Returns ENOSPC instead of waiting for a
+    /// full host file system if the pool does not wait for space.
+    pub async fn checkpoint(self: Rc<Self>) -> Result<()> {
+        self.unless_full(self.clone().patient_checkpoint()).await
+    }
+
+    /// Writes a checkpoint of everything published before this call; waits for a full host file system as
+    /// long as necessary.
+    pub async fn patient_checkpoint(self: Rc<Self>) -> Result<()> {
+        self.check_alive()?;
+        // A running one may have been frozen before this call: wait for it and for one more.
+        while self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+            self.check_alive()?;
+        }
+        self.start_checkpoint();
+        let wanted = self.checkpoints.done.get() + 1;
+        while self.checkpoints.done.get() < wanted {
+            self.checkpoints.changed.wait().await;
+        }
+        self.check_failed()
+    }
+
+    /// Starts a checkpoint in the background if enough has changed, or if a request waits for the space it
+    /// frees.
+    pub fn checkpoint_soon(self: &Rc<Self>) {
+        let due = {
+            let meta = self.meta.borrow();
+            let journal = meta.journal.used() + meta.journal.pending() as u64;
+            let wanted = self.full.get() && meta.space.pending() > 0;
+            wanted || meta.is_filling(self.options.dirty) || journal > meta.journal.length() / 2
+        };
+        if due && !self.checkpoints.running.get() {
+            self.start_checkpoint();
+        }
+    }
+
+    /// Whether a checkpoint is running.
+    pub(super) fn checkpoint_runs(&self) -> bool {
+        self.checkpoints.running.get()
+    }
+
+    /// Waits while the limit of dirty metadata is reached.
+    pub async fn wait_below_dirty_limit(self: &Rc<Self>) -> Result<()> {
+        loop {
+            let room = self.meta.borrow_mut().dirty_state(self.options.dirty);
+            match room {
+                DirtyState::BelowLimit => return Ok(()),
+                DirtyState::NeedsCheckpoint => {}
+                // Recovery no longer verifies the data of the last commit.
+                DirtyState::NeedsSeal => {
+                    self.check_writable()?;
+                    self.commit_sealed().await?;
+                    continue;
+                }
+                DirtyState::NeedsCommit => {
+                    self.check_writable()?;
+                    self.clone().commit().await?;
+                    continue;
+                }
+            }
+            self.check_writable()?;
+            // A running checkpoint lowers the amount; another one would write more than necessary.
+            let ends = async {
+                if !self.checkpoints.running.get() {
+                    return self.clone().patient_checkpoint().await;
+                }
+                self.wait_checkpoint_end().await;
+                Ok(())
+            };
+            Box::pin(self.unless_full(ends)).await?;
+        }
+    }
+
+    /// Waits for the end of the running checkpoint, if any.
+    pub async fn wait_checkpoint_end(&self) {
+        if self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+        }
+    }
+
+    /// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
+    pub async fn next_checkpoint(self: &Rc<Self>) {
+        self.start_checkpoint();
+        self.wait_checkpoint_end().await;
+    }
+
+    fn start_checkpoint(self: &Rc<Self>) {
+        if self.checkpoints.running.replace(true) {
+            return;
+        }
+        let store = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            if let Err(error) = store.checkpoint_once().await {
+                store.fail(&error);
+            }
+            store.checkpoints.running.set(false);
+            store.host_enospc.unblock();
+            store.checkpoints.done.set(store.checkpoints.done.get() + 1);
+            store.checkpoints.changed.notify();
+            store.space_changed.notify();
+        }));
+    }
+
+    async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
+        self.wait_count_log_flush().await;
+        self.check_failed()?;
+        self.activate().await?;
+        let (frozen, seen) = loop {
+            self.flush_snapshotted_origins().await?;
+            let frozen = self.retry_no_alloc(|meta| {
+                if self.has_unflushed_snapshots() {
+                    return Ok(None);
+                }
+                let frozen = freeze(meta)?;
+                Ok(Some((frozen, self.roots_for_view(meta))))
+            });
+            if let Some(frozen) = frozen.await? {
+                break frozen;
+            }
+        };
+        if planted(Bug::SuperblockBeforePages) {
+            let counted = {
+                let old = self.superblock.borrow();
+                WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
+            };
+            let early = self.next_superblock(&frozen, counted);
+            self.write_superblock_slot(&early, 0).await?;
+        }
+        self.write_maps(&frozen).await?;
+        let counts = self.write_counts().await?;
+        let superblock = self.next_superblock(&frozen, counts);
+        let flushed = self.flush_device().await;
+        if !planted(Bug::SuperblockAfterFailedFlush) {
+            flushed?;
+        }
+        self.write_superblock(&superblock).await?;
+        self.finish(frozen.start, seen).await
+    }
+
+    fn next_superblock(&self, frozen: &Frozen, counted: WrittenCounts) -> Superblock {
+        let old = self.superblock.borrow();
+        Superblock {
+            generation: old.generation + 1,
+            clean: false,
+            epoch: frozen.epoch,
+            next_id: frozen.next_id,
+            size: frozen.size,
+            directory: self.meta.borrow().tables.resolve_addr(frozen.directory),
+            directory_level: frozen.directory_level,
+            directory_pages: frozen.directory_pages,
+            start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
+            counts: counted.roots,
+            count_log: counted.log,
+            large_counts: counted.large,
+            copier: frozen.copier,
+            ..old.clone()
+        }
+    }
+
+    /// Writes the tables of volumes, the directory and its tables, in this order: each holds checksums of
+    /// those before it. They are contiguous as far as space allows.
+    async fn write_maps(self: &Rc<Self>, frozen: &Frozen) -> Result<()> {
+        let mut out = Vec::new();
+        for tables in frozen.tables.chunks(BATCH_PAGES) {
+            self.encode_tables(tables, &mut out);
+            self.write_full_batch(&mut out).await?;
+        }
+        for pages in frozen.pages.chunks(BATCH_PAGES) {
+            self.encode_directory(pages, &mut out);
+            self.write_full_batch(&mut out).await?;
+        }
+        for tables in frozen.directory_tables.chunks(BATCH_PAGES) {
+            self.encode_tables(tables, &mut out);
+            self.write_full_batch(&mut out).await?;
+        }
+        self.write_pages(out).await
+    }
+
+    /// Writes full requests and leaves the rest in `out`.
+    async fn write_full_batch(self: &Rc<Self>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+        if out.len() < BATCH_PAGES {
+            return Ok(());
+        }
+        let rest = out.split_off(BATCH_PAGES);
+        self.write_pages(std::mem::replace(out, rest)).await
+    }
+
+    /// Adds map tables and notes their checksums.
+    fn encode_tables(&self, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+        let uuid = self.superblock.borrow().checksum_uuid;
+        let mut meta = self.meta.borrow_mut();
+        for table in tables {
+            let mut bytes = vec![0; PAGE_SIZE];
+            let entries = meta.tables.on_disk_entries(table.node);
+            encode_table(&entries.to_array(), &mut bytes);
+            let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
+            meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
+            out.push((table.at, bytes));
+        }
+    }
+
+    /// Adds directory pages and notes their checksums in the tables above them.
+    fn encode_directory(&self, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+        let uuid = self.superblock.borrow().checksum_uuid;
+        let mut meta = self.meta.borrow_mut();
+        for page in pages {
+            let resolved: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| on_disk_record(&meta, r)).collect();
+            let mut bytes = vec![0; PAGE_SIZE];
+            encode_directory_page(&std::array::from_fn(|i| resolved[i].as_ref()), &mut bytes);
+            let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
+            let sum = page_checksum(&seed, &bytes);
+            meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
+            out.push((page.at, bytes));
+        }
+    }
+
+    /// Writes the count pages that this checkpoint changes, or a segment of their log.
+    pub(super) async fn write_counts(self: &Rc<Self>) -> Result<WrittenCounts> {
+        loop {
+            let step = self
+                .retry_no_alloc(|meta| {
+                    meta.space.checkpoint_step(BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m)))
+                })
+                .await?;
+            match step {
+                Step::Write(pages) if pages.is_empty() => yield_now().await,
+                Step::Write(pages) => {
+                    self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
+                }
+                Step::Done(counted) => return Ok(counted),
+            }
+        }
+    }
+
+    /// Writes pages; contiguous ones in one request.
+    async fn write_pages(self: &Rc<Self>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+        pages.sort_by_key(|&(at, _)| at);
+        let mut buf = self.device.buffer(pages.len() * PAGE_SIZE);
+        let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
+        for (i, (page, bytes)) in pages.iter().enumerate() {
+            let at = i * PAGE_SIZE;
+            buf[at..at + PAGE_SIZE].copy_from_slice(bytes);
+            match segments.last_mut() {
+                Some(s) if s.offset + s.len as u64 == page.offset() => s.len += PAGE_SIZE,
+                _ => segments.push(Segment { offset: page.offset(), at, len: PAGE_SIZE }),
+            }
+        }
+        if segments.is_empty() {
+            return Ok(());
+        }
+        loop {
+            self.counters.metadata_writes.add(&segments);
+            let (result, again) = self.device.write(buf, segments.clone(), false).await;
+            match result.map_err(|e| Error::io("writing metadata", e)) {
+                // Nothing refers to these places yet.
+                Err(e) if e.kind() == ErrorKind::NoSpace && !self.is_flushing_count_log() => {
+                    self.retry_until_space(e).await?;
+                }
+                outcome => return outcome,
+            }
+            buf = again;
+        }
+    }
+
+    async fn write_superblock_slot(self: &Rc<Self>, superblock: &Superblock, slot: usize) -> Result<()> {
+        let at = SUPERBLOCK_PAGES[slot];
+        let mut buf = self.device.buffer(PAGE_SIZE);
+        superblock.encode(at, &mut buf);
+        loop {
+            self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
+            let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+            let (result, again) = self.device.write(buf, smallvec![segment], false).await;
+            match result.map_err(|e| Error::io("writing the superblock", e)) {
+                // Writes in place need space on some file systems, too.
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_until_space(e).await?,
+                outcome => return outcome,
+            }
+            buf = again;
+        }
+    }
+
+    /// Writes both slots, one after the other, each durable before the next step. The slot that the last open
+    /// did not choose comes first: the other may be the only valid one.
+    pub async fn write_superblock(self: &Rc<Self>, superblock: &Superblock) -> Result<()> {
+        let chosen = self.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
+        for slot in [1 - chosen, chosen] {
+            if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
+                continue;
+            }
+            if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
+                continue;
+            }
+            self.write_superblock_slot(superblock, slot).await?;
+            self.flush_device().await?;
+        }
+        *self.superblock.borrow_mut() = superblock.clone();
+        Ok(())
+    }
+
+    /// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
+    /// groups of earlier opens.
+    pub async fn activate(self: &Rc<Self>) -> Result<()> {
+        if self.active.get() {
+            return Ok(());
+        }
+        let _alone = self.superblock_lock.lock(0..1, LockMode::Exclusive).await;
+        if self.active.get() {
+            return Ok(());
+        }
+        let next = {
+            let old = self.superblock.borrow();
+            Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
+        };
+        // What recovery read may be in a volatile cache only.
+        self.flush_device().await?;
+        self.meta.borrow_mut().journal.incarnation = next.incarnation;
+        self.write_superblock(&next).await?;
+        self.active.set(true);
+        // It may have waited for space, and no checkpoint did.
+        self.host_enospc.unblock();
+        Ok(())
+    }
+
+    /// Step 4: frees what only the old state held.
+    async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
+        let (freed, is_held) = {
+            let mut meta = self.meta.borrow_mut();
+            meta.tables.finish();
+            meta.tables.evict();
+            meta.journal.released(start);
+            meta.journal.set_durable(start.sequence);
+            meta.resolve_roots();
+            let freed = meta.space.finish();
+            if self.superblock.borrow().count_log.pages == 0 {
+                self.postpone_count_log();
+            }
+            let is_held = meta.space.view().is_some();
+            if let Some(roots) = seen.filter(|_| !is_held) {
+                self.show(&mut meta, roots);
+            }
+            (freed, is_held)
+        };
+        if !planted(Bug::PlanOutlivesPage) {
+            self.generations.barrier().await;
+        }
+        // A plan made before the freeze may have published one of these pages since.
+        let freed = if planted(Bug::DiscardAfterReuse) { freed } else { self.meta.borrow().space.still_free(freed) };
+        let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
+        self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
+        self.counters.checkpoints.add(1);
+        // A view of an older checkpoint may still read them.
+        let freed = if is_held { self.meta.borrow_mut().space.withhold(freed) } else { freed };
+        self.discard_freed(&freed).await;
+        let holds_too_much = {
+            let mut meta = self.meta.borrow_mut();
+            meta.space.release(freed);
+            meta.space.withheld() > meta.space.available()
+        };
+        if holds_too_much {
+            self.end_view().await;
+        }
+        self.full.set(false);
+        self.space_changed.notify();
+        self.reap_soon();
+        self.gather_soon();
+        Ok(())
+    }
+}
+
+/// The record with its root's address and checksum.
+fn on_disk_record(meta: &Catalog, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
+    let mut record = record.clone()?;
+    record.root = meta.tables.resolve_addr(record.root);
+    if let Some(protects) = &mut record.origin_record {
+        protects.exceptions.entry = meta.tables.resolve_addr(protects.exceptions.entry);
+    }
+    Some(record)
+}
+
+/// Step 1. Loads everything it may need first; the rest cannot fail.
+fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
+    let changed = meta.directory.changed_entries();
+    let mut leaves = Vec::with_capacity(changed.len());
+    let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
+    // These losses belong to the checkpoint.
+    let (until, confirmed) = (0, 0);
+    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
+    for (number, records) in &changed {
+        let at = VirtualPage(*number);
+        editor.raise(&mut meta.directory_map, number + 1);
+        if records.iter().all(Option::is_none) {
+            if let Some((page, _)) = lookup(editor.tables, &meta.directory_map, at, 1).map_err(Stop::from)?.data {
+                editor.space.mark_table(page);
+            }
+            editor.unmap_step(&mut meta.directory_map, at, VirtualPage(number + 1))?;
+        } else {
+            editor.writable(&mut meta.directory_map, at, 0)?;
+        }
+    }
+    // Look up the paths again after all are writable: a later path may have replaced a table of an earlier
+    // one.
+    for (number, records) in &changed {
+        if records.iter().any(Option::is_some) {
+            let path = editor.writable(&mut meta.directory_map, VirtualPage(*number), 0)?;
+            directory_nodes.extend(path.iter().map(|&(id, _)| id));
+            leaves.push((*number, *path.last().expect("a path has a table"), records.clone()));
+        } else {
+            directory_nodes.extend(editor.changed_on_path(&meta.directory_map, VirtualPage(*number))?);
+        }
+    }
+    let need = (meta.tables.dirty() + leaves.len()) as u64;
+    meta.space.prepare_meta(need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
+    meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
+    let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
+    let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
+    let mut next = || places.next().expect("as many pages as were asked for");
+
+    meta.directory.take_changed();
+    let mut pages = Vec::with_capacity(leaves.len());
+    let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
+        for (number, (leaf, slot), records) in leaves {
+            let at = next();
+            let old = meta.tables.set(leaf, slot, MapEntry::checked_page(at, meta.epoch, 0));
+            match old.is_absent() {
+                true => meta.directory_map.referenced += 1,
+                false => meta.space.decr_table(old.addr(), until),
+            }
+            meta.space.incr_page(at);
+            pages.push(DirectoryPage { at, leaf, slot, records });
+            let _ = number;
+        }
+        meta.tables.freeze(next).into_iter().partition(|t| !directory_nodes.contains(&t.node))
+    };
+    for table in tables.iter().chain(&directory_tables) {
+        for _ in 0..table.refs {
+            meta.space.incr_page(table.at);
+        }
+    }
+    meta.space.freeze();
+    Ok(Frozen {
+        tables,
+        pages,
+        directory_tables,
+        directory: meta.directory_map.root,
+        directory_level: meta.directory_map.level,
+        directory_pages: meta.directory.pages(),
+        start: meta.journal.mark(),
+        epoch: meta.epoch.0,
+        next_id: meta.next_id,
+        size: meta.size(),
+        copier: meta.copier,
+    })
+}

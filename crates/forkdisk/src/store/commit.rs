@@ -1,0 +1,231 @@
+//! Group commit: one device flush and one journal write for all waiting flushes.
+//!
+//! Order: data durable → journal records written → durable → acknowledged. If the records carry checksums of
+//! the data (see `journal::data_checksums`), one flush makes both durable: after a crash in between recovery
+//! finds out what is missing. A commit covers what was published before it began; later requests wait for the
+//! next one.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::Store;
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::journal::Outgoing;
+use crate::planted::{Bug, planted};
+use crate::sync::Event;
+
+/// Start a background commit after this many bytes of new records, so that the next flush has little left to
+/// write.
+const BACKGROUND_COMMIT_BYTES: u64 = 256 << 10;
+/// Also start one when pending records reach the end of a journal extent of at least this many bytes.
+const MIN_EXTENT_BYTES: u64 = 1 << 20;
+/// Contiguous groups are written by requests of at most this many bytes.
+const MAX_REQUEST_BYTES: usize = 1 << 20;
+
+/// The commit that runs, and the tasks that wait for it.
+#[derive(Default)]
+pub struct Commits {
+    running: Cell<bool>,
+    asked: Cell<u64>,
+    begun: Cell<u64>,
+    /// The next commit ends with a seal.
+    sealing: Cell<bool>,
+    ended: Cell<u64>,
+    /// Value of `journal.recorded()` at the last flush, advanced by multiples of the interval at each
+    /// background commit.
+    background_mark: Cell<u64>,
+    changed: Event,
+}
+
+impl<D: Device> Store<D> {
+    /// Makes everything published and every acknowledged write durable.
+    pub async fn commit(self: Rc<Self>) -> Result<()> {
+        self.reset_background_mark();
+        self.next_commit().await
+    }
+
+    /// Counts the interval of background commits from here.
+    pub fn reset_background_mark(&self) {
+        self.commits.background_mark.set(self.meta.borrow().journal.recorded());
+    }
+
+    /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
+    pub fn is_process_safe(&self) -> bool {
+        self.meta.borrow().journal.is_process_safe()
+    }
+
+    /// Waits until every record published before this call survives a crash of the process. Returns at once
+    /// unless the volatile log was full; then it waits for a commit. A change that is not durable is
+    /// acknowledged only after this.
+    pub async fn wait_process_safe(self: &Rc<Self>) -> Result<()> {
+        if self.is_process_safe() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        Box::pin(self.clone().commit()).await
+    }
+
+    async fn next_commit(self: Rc<Self>) -> Result<()> {
+        self.check_alive()?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        let commits = &self.commits;
+        // Planted bug: join the commit that is already running. It still waits once, so callers cannot loop.
+        let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
+        let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
+        commits.asked.set(commits.asked.get().max(ticket));
+        self.start_commits();
+        while commits.ended.get() < ticket {
+            self.check_alive()?;
+            commits.changed.wait().await;
+        }
+        self.check_failed()
+    }
+
+    /// Starts a background commit after every `BACKGROUND_COMMIT_BYTES` of records, independent of other
+    /// commits, so that flushes find about the same amount of work each time; and when pending records would
+    /// span two journal extents or fill the volatile log.
+    pub fn commit_soon(self: &Rc<Self>) {
+        let commits = &self.commits;
+        if commits.running.get() {
+            return;
+        }
+        let (recorded, pending, fills) = {
+            let journal = &self.meta.borrow().journal;
+            let fills = journal.fills_extent(MIN_EXTENT_BYTES) || journal.volatile_is_filling();
+            (journal.recorded(), journal.pending(), fills)
+        };
+        let marks = (recorded - commits.background_mark.get()) / BACKGROUND_COMMIT_BYTES;
+        commits.background_mark.set(commits.background_mark.get() + marks * BACKGROUND_COMMIT_BYTES);
+        if (marks > 0 || fills) && pending > 0 {
+            commits.asked.set(commits.asked.get() + 1);
+            self.start_commits();
+        }
+    }
+
+    fn start_commits(self: &Rc<Self>) {
+        if self.commits.running.replace(true) {
+            return;
+        }
+        let store = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            let commits = &store.commits;
+            while commits.ended.get() < commits.asked.get() {
+                commits.begun.set(commits.asked.get());
+                store.interval.begin_commit();
+                let covered = commits.begun.get();
+                store.counters.commit_group.observe(covered - commits.ended.get());
+                if let Err(error) = store.commit_once().await
+                    && !planted(Bug::FailedFlushForgotten)
+                {
+                    store.fail(&error);
+                }
+                commits.ended.set(covered);
+                commits.changed.notify();
+            }
+            commits.running.set(false);
+        }));
+    }
+
+    async fn commit_once(self: &Rc<Self>) -> Result<()> {
+        self.check_failed()?;
+        self.activate().await?;
+        self.record_times_along();
+        // No await between the last check and taking the records.
+        loop {
+            if !self.meta.borrow().journal.fits() {
+                self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
+            } else if self.has_unflushed_snapshots() {
+                self.flush_snapshotted_origins().await?;
+            } else {
+                break;
+            }
+        }
+        // Records taken now describe data that was completely written before they were published.
+        let taken = {
+            let mut meta = self.meta.borrow_mut();
+            meta.dirty_state(self.options.dirty);
+            meta.journal.take()
+        };
+        if taken.groups.is_empty() {
+            self.flush_device().await?;
+        } else {
+            if !taken.covers_data && !planted(Bug::DataFlushSkipped) {
+                self.flush_device().await?;
+            }
+            for groups in merge_groups(taken.groups) {
+                self.write_groups(groups).await?;
+            }
+            if !planted(Bug::JournalFlushSkipped) {
+                self.flush_device().await?;
+            }
+            let journal = &mut self.meta.borrow_mut().journal;
+            journal.set_durable(taken.next);
+            journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
+        }
+        self.meta.borrow_mut().journal.committed(taken.next);
+        self.gather_soon();
+        if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
+    }
+
+    /// Commits and seals: the device itself states that everything committed is durable, so recovery verifies
+    /// no page that is written in place from now on.
+    pub async fn commit_sealed(self: &Rc<Self>) -> Result<()> {
+        self.commits.sealing.set(true);
+        self.clone().next_commit().await
+    }
+
+    pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {
+        while !self.meta.borrow().journal.seal_fits() {
+            self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
+        }
+        let (group, next) = {
+            let journal = &mut self.meta.borrow_mut().journal;
+            (journal.seal(), journal.durable_seq())
+        };
+        self.write_groups(group).await?;
+        self.flush_device().await?;
+        self.meta.borrow_mut().journal.durable_recorded(next);
+        Ok(())
+    }
+
+    async fn write_groups(&self, groups: Outgoing) -> Result<()> {
+        let segments: SmallVec<_> = self.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
+        let mut buf: Buf = self.device.buffer(groups.bytes.len());
+        buf.copy_from_slice(&groups.bytes);
+        let mut waited = false;
+        loop {
+            self.counters.journal_writes.add(&segments);
+            let (result, again) = self.device.write(buf, segments.clone(), false).await;
+            match result.map_err(|e| Error::io("writing the journal", e)) {
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_journal_until_space(e).await?,
+                outcome => {
+                    if waited {
+                        self.host_enospc.unblock();
+                    }
+                    return outcome;
+                }
+            }
+            (buf, waited) = (again, true);
+        }
+    }
+}
+
+/// Merges contiguous groups into requests of limited size. Recovery accepts each group as a whole or not at
+/// all, whatever request it was written by.
+fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
+    let mut pieces: Vec<Outgoing> = Vec::with_capacity(groups.len());
+    for group in groups {
+        match pieces.last_mut() {
+            Some(piece) if piece.bytes.len() + group.bytes.len() <= MAX_REQUEST_BYTES => {
+                piece.bytes.extend(group.bytes)
+            }
+            _ => pieces.push(group),
+        }
+    }
+    pieces
+}

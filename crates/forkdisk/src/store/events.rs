@@ -1,0 +1,62 @@
+//! Events of a pool that no request asked for, for logs and notifications.
+
+use super::Store;
+use crate::device::Device;
+use crate::error::{ErrorKind, Result};
+use crate::types::VolumeId;
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolEvent {
+    /// An origin's oldest droppable snapshot was deleted, durably, because the pool is full.
+    Dropped {
+        /// As `volume@snapshot`.
+        snapshot: String,
+    },
+    /// A write found no space in the pool or the host file system, and waits for some. Reported for each
+    /// write.
+    WaitsForSpace {
+        /// The volume's name; empty if it has none.
+        volume: String,
+    },
+    /// A write failed for lack of space. Reported for each write.
+    OutOfSpace {
+        /// The volume's name; empty if it has none.
+        volume: String,
+    },
+}
+
+/// Receiver of events.
+pub type Observer = Box<dyn Fn(&PoolEvent)>;
+
+impl<D: Device> Store<D> {
+    /// Reports that a write to `id` waits for space.
+    pub fn report_waiting(&self, id: VolumeId) {
+        if let Some(volume) = self.name_to_report(id) {
+            self.report(&PoolEvent::WaitsForSpace { volume });
+        }
+    }
+
+    /// Reports that a write to `id` fails, if `outcome` is a lack of space.
+    pub fn report_if_full<T>(&self, id: VolumeId, outcome: Result<T>) -> Result<T> {
+        if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace)
+            && let Some(volume) = self.name_to_report(id)
+        {
+            self.report(&PoolEvent::OutOfSpace { volume });
+        }
+        outcome
+    }
+
+    /// The name of a volume; `None` without a receiver.
+    fn name_to_report(&self, id: VolumeId) -> Option<String> {
+        self.observer.borrow().as_ref()?;
+        let meta = self.meta.borrow();
+        Some(meta.directory.get(id).map_or_else(String::new, |v| meta.directory.full_name(&v.record)))
+    }
+
+    pub fn report(&self, event: &PoolEvent) {
+        if let Some(observer) = &*self.observer.borrow() {
+            observer(event);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Flushing the pool's device.
+
+use super::Store;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+
+impl<D: Device> Store<D> {
+    /// Makes everything durable that the device acknowledged before this call. A failure fails the pool.
+    pub async fn flush_device(&self) -> Result<()> {
+        let once = async || self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+        let flush = async || {
+            self.counters.flushes.add(1);
+            let mut outcome = once().await;
+            if planted(Bug::FailedFlushRetried) && outcome.is_err() {
+                outcome = once().await;
+            }
+            if let Err(error) = &outcome
+                && !planted(Bug::FailedFlushForgotten)
+            {
+                self.fail(error);
+                // The state of the data that records map is unknown from here on.
+                self.end_volatile();
+            }
+            outcome
+        };
+        self.flushes.join(|| self.check_failed(), flush).await
+    }
+
+    /// Refuses after a failure of the pool.
+    pub fn check_failed(&self) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}

@@ -1,0 +1,269 @@
+//! Loading the metadata that a change missed, and repeating the change.
+
+use std::future::Future;
+use std::task::Poll;
+
+use smallvec::smallvec;
+
+use super::Store;
+use crate::catalog::{Catalog, Failure};
+use crate::device::{Buf, Device, Segment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::ordered::is_ordered;
+use crate::format::{CountPage, MapEntry, Seed, decode_table, page_checksum};
+use crate::map::{Entries, Stop, TableMiss};
+use crate::planted::{Bug, planted};
+use crate::runtime::LocalFuture;
+use crate::space;
+use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
+
+/// Seed level of the checksum of count pages: this plus their level.
+pub const COUNT_SEED: u8 = 0xe0;
+/// Seed level of the checksum of directory pages.
+pub const DIRECTORY_SEED: u8 = 0xd0;
+
+/// Hint for damaged counts.
+pub const REPAIR_HINT: &str = "its data can be read all the same (`forkdisk export`, `forkdisk mount -o ro`), and \
+                          `forkdisk repair` makes all counts anew from the maps";
+
+/// After this many misses of one change nothing is evicted until it is done: it needs more pages at once than
+/// the cache holds and would never end otherwise.
+const PIN_AFTER_MISSES: u32 = 32;
+
+/// Why a change of metadata failed.
+pub enum EditError {
+    /// No space.
+    NoSpace,
+    /// Any other error.
+    Error(Error),
+}
+
+impl From<Error> for EditError {
+    fn from(error: Error) -> EditError {
+        EditError::Error(error)
+    }
+}
+
+impl<D: Device> Store<D> {
+    /// Reads one page of metadata.
+    pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {
+        self.counters.metadata_reads.add_one(PAGE_SIZE as u64);
+        let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
+        let (result, buf) = self.device.read(self.device.buffer(PAGE_SIZE), smallvec![segment]).await;
+        result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
+        Ok(buf)
+    }
+
+    /// Reads a map table and verifies it.
+    pub async fn read_table(
+        &self,
+        pool: [u8; 16],
+        page: PageAddr,
+        entry: MapEntry,
+        level: u8,
+    ) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
+        let bytes = self.read_page(page).await?;
+        let seed = Seed { pool, page, level, birth: entry.birth().0 };
+        if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
+            return Err(damaged_table_error(level, page, "its checksum does not match"));
+        }
+        let pages = self.meta.borrow().space.layout().pages();
+        decode_table(&bytes, level, pages).map_err(|e| damaged_table_error(level, page, &e))
+    }
+
+    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
+        let pool = self.superblock.borrow().checksum_uuid;
+        let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
+        let mut meta = self.meta.borrow_mut();
+        meta.tables.insert_clean(
+            &miss,
+            match is_ordered(miss.level) {
+                true => Entries::whole(entries),
+                false => entries.into(),
+            },
+        );
+        meta.tables.evict();
+        Ok(())
+    }
+
+    async fn load_counts(&self, miss: space::Miss) -> Result<()> {
+        match self.read_counts(miss).await {
+            // Reading data needs no counts: without them nothing is allocated or freed.
+            Err(flaw) if self.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                let meta = &mut *self.meta.borrow_mut();
+                meta.space.lose(miss);
+                meta.lost_counts.push(flaw);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn read_counts(&self, miss: space::Miss) -> Result<()> {
+        let space::Miss::Count { node, page, checksum } = miss;
+        let bytes = self.read_page(page).await?;
+        let pool = self.superblock.borrow().checksum_uuid;
+        let damaged = |what: &str| {
+            let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR_HINT}");
+            Error::new(ErrorKind::Corrupt, why)
+        };
+        let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
+        if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
+            return Err(damaged("its checksum does not match"));
+        }
+        let counts =
+            CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
+        self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
+    }
+
+    /// Loads the page that `stop` names; waits if it is being loaded already.
+    pub async fn load(&self, stop: Stop) -> std::result::Result<(), EditError> {
+        let page = match stop {
+            Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
+            Stop::Count(space::Miss::Count { page, .. }) => page,
+            // A view ends before a request fails for the space that it holds.
+            Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
+            Stop::NoSpace => return Err(EditError::NoSpace),
+        };
+        if !self.loading.borrow_mut().insert(page) {
+            self.loaded.wait().await;
+            return Ok(());
+        }
+        self.counters.cache_misses.add(1);
+        let outcome = match stop {
+            Stop::Table(miss) => self.load_table(page, miss).await,
+            Stop::Count(miss) => self.load_counts(miss).await,
+            Stop::NoSpace => unreachable!("nothing to load"),
+        };
+        self.loading.borrow_mut().remove(&page);
+        self.loaded.notify();
+        outcome.map_err(EditError::Error)
+    }
+
+    /// Repeats `attempt` until it misses nothing.
+    ///
+    /// An attempt that stops must leave maps, counts and records unchanged, or must have noted its progress:
+    /// see "Changes of several steps" in ARCHITECTURE.md.
+    pub async fn retry_on_miss<T>(
+        &self,
+        mut attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
+    ) -> std::result::Result<T, EditError> {
+        let (mut misses, mut _held) = (0, None);
+        loop {
+            let outcome = {
+                let mut meta = self.meta.borrow_mut();
+                let recorded = meta.journal.next();
+                let outcome = attempt(&mut meta);
+                let is_whole = outcome.is_ok() || meta.journal.next() == recorded;
+                assert!(is_whole, "a change of metadata stopped after it had been recorded");
+                outcome
+            };
+            match outcome {
+                Ok(value) => return Ok(value),
+                Err(Failure::Stop(stop)) => {
+                    misses += 1;
+                    if misses == PIN_AFTER_MISSES {
+                        _held = Some(self.pin_caches());
+                    }
+                    // The page to be loaded must not be reused before it was read.
+                    let _plan = self.generations.enter();
+                    // Boxed: loading is rare, and this future is part of every read.
+                    Box::pin(self.load(stop)).await?;
+                }
+                Err(Failure::Nonsense(what)) => return Err(EditError::Error(Error::new(ErrorKind::Corrupt, what))),
+                Err(Failure::Gone) => return Err(EditError::Error(deleted_error())),
+                Err(Failure::Changed) => return Err(EditError::Error(changed_error())),
+                Err(Failure::OverQuota) => return Err(EditError::Error(over_quota_error())),
+            }
+        }
+    }
+
+    /// Like [`retry_on_miss`](Self::retry_on_miss) for an attempt that needs no space.
+    pub async fn retry_no_alloc<T>(
+        &self,
+        attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        self.retry_on_miss(attempt).await.map_err(|ended| match ended {
+            EditError::NoSpace => no_space_error(),
+            EditError::Error(error) => error,
+        })
+    }
+}
+
+/// Nothing is evicted from the caches of tables and counts while this lives.
+pub struct CachePin<'a, D>(&'a Store<D>);
+
+impl<D> Drop for CachePin<'_, D> {
+    fn drop(&mut self) {
+        // Still borrowed only when an attempt panics.
+        let Ok(mut meta) = self.0.meta.try_borrow_mut() else { return };
+        meta.tables.hold(false);
+        meta.space.hold(false);
+    }
+}
+
+impl<D: Device> Store<D> {
+    /// Lets the caches of tables and counts exceed their limits for a change that needs many pages at once.
+    fn pin_caches(&self) -> CachePin<'_, D> {
+        let mut meta = self.meta.borrow_mut();
+        meta.tables.hold(true);
+        meta.space.hold(true);
+        CachePin(self)
+    }
+
+    /// Like [`retry_no_alloc`](Self::retry_no_alloc) for an attempt that needs more tables and counts at once
+    /// than the cache may hold: those of a family and of 256 pages.
+    pub async fn retry_pinned<T>(
+        &self,
+        attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let _held = self.pin_caches();
+        self.retry_no_alloc(attempt).await
+    }
+}
+
+/// The volume was deleted meanwhile.
+pub fn deleted_error() -> Error {
+    Error::new(ErrorKind::NotFound, "it has been deleted meanwhile")
+}
+
+/// The maps changed during a walk.
+pub fn changed_error() -> Error {
+    let text = "the pool changes too fast for this and has too little free space to hold on to what it was; try again \
+                when there is less to do, or delete something";
+    Error::new(ErrorKind::Busy, text)
+}
+
+/// A table does not match its entry.
+pub fn damaged_table_error(level: u8, page: PageAddr, what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("map table of level {level} at {page:?} is damaged: {what}"))
+}
+
+/// A write found no space.
+pub fn no_space_error() -> Error {
+    Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
+}
+
+/// A write would exceed its volume's quota.
+fn over_quota_error() -> Error {
+    Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
+}
+
+impl<D: Device> Store<D> {
+    /// Whether a checkpoint would return space.
+    pub fn has_pending_space(&self) -> bool {
+        self.meta.borrow().space.pending() > 0 || self.reaping.get()
+    }
+
+    /// Waits until space was freed; false if `patience` ended first.
+    pub async fn wait_for_space(&self, patience: &mut LocalFuture<()>) -> bool {
+        let mut changed = std::pin::pin!(self.space_changed.wait());
+        std::future::poll_fn(|cx| {
+            if changed.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            patience.as_mut().poll(cx).map(|()| false)
+        })
+        .await
+    }
+}

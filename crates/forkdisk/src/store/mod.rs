@@ -1,0 +1,210 @@
+//! The store: the device of a pool and the catalog in memory.
+//!
+//! The catalog changes in short synchronous sections (`Store::retry_on_miss`); what they miss is loaded between
+//! two attempts. Device I/O happens outside of them: records are written by commits, everything else by
+//! checkpoints. What only layers above can do is called through [`Hooks`].
+
+mod checkpoint;
+mod commit;
+mod count_log_flush;
+mod events;
+mod flush;
+mod heartbeat;
+mod host_enospc;
+mod interval;
+mod load;
+mod open;
+mod options;
+mod publish;
+mod replay;
+mod takeover;
+mod times;
+mod view;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::{Rc, Weak};
+
+use crate::copier::Copier;
+use crate::counters::PoolCounters;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Superblock;
+use crate::journal::invalidate;
+use crate::runtime::{LocalFuture, Runtime};
+use crate::sync::{Event, Flushes, Generations, RangeLocks};
+use crate::types::{PageAddr, VolumeId};
+
+use crate::catalog::Catalog;
+use crate::live::LiveVolumes;
+pub use events::PoolEvent;
+pub use heartbeat::HostIdentity;
+pub use host_enospc::HostShortage;
+pub use load::{EditError, REPAIR_HINT, changed_error, damaged_table_error, deleted_error, no_space_error};
+pub use open::{FormatOptions, OpenedPool, format, read_superblock};
+pub use options::{LowWater, OpenOptions, Recovery, WhenFull};
+pub use view::{Root, View, roots_of};
+
+/// Calls from the store and from volumes to the layers above them.
+pub trait Hooks {
+    /// Whether origins have to be flushed before records of new snapshots become durable.
+    fn has_unflushed_snapshots(&self) -> bool;
+    /// Flushes them. Snapshots of an origin whose flush fails are deleted with the same commit.
+    fn flush_snapshotted_origins(&self) -> LocalFuture<Result<()>>;
+    /// Flushes origins that were written.
+    fn flush_origins(&self) -> LocalFuture<()>;
+    /// Waits until all deleted space is free and reusable.
+    fn wait_freed(&self) -> LocalFuture<Result<()>>;
+    /// There may be space of deleted volumes to free.
+    fn reap_soon(&self);
+    /// There may be pages to gather.
+    fn gather_soon(&self);
+    /// `copy` has just become a clone of `source`.
+    fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId);
+}
+
+/// The device of an open pool, its catalog, and what writes the one to the other.
+pub struct Store<D> {
+    pub device: Rc<D>,
+    pub runtime: Rc<dyn Runtime>,
+    pub options: OpenOptions,
+    pub meta: RefCell<Catalog>,
+    /// State of open volumes.
+    pub live: RefCell<LiveVolumes>,
+    /// The layers above.
+    pub hooks: OnceCell<Weak<dyn Hooks>>,
+    /// The superblock on the device.
+    pub superblock: RefCell<Superblock>,
+    pub copier: Copier<D>,
+    pub generations: Generations,
+    pub commits: commit::Commits,
+    pub interval: interval::Interval,
+    /// Volumes with a last change that is not recorded.
+    pub times: times::Times,
+    pub flushes: Flushes,
+    pub checkpoints: checkpoint::Checkpoints,
+    pub count_log_flush: count_log_flush::CountLogFlush,
+    pub host_enospc: host_enospc::HostEnospc,
+    /// The error after which nothing is acknowledged.
+    pub failed: RefCell<Option<Error>>,
+    /// Space was freed, or the pool failed: waiting requests check again.
+    pub space_changed: Event,
+    /// Whether the reaper runs.
+    pub reaping: Cell<bool>,
+    pub reaped: Event,
+    /// Walks over a frozen checkpoint view; writers do not wait for them.
+    pub views: view::Views,
+    /// Pages of metadata that are being loaded.
+    pub loading: RefCell<BTreeSet<PageAddr>>,
+    pub loaded: Event,
+    /// The slot that was newer when the pool was opened.
+    pub superblock_slot: Cell<usize>,
+    /// Held while the superblock is written: an older one must never follow a newer one.
+    pub superblock_lock: Rc<RangeLocks>,
+    /// The superblock carries the incarnation of this open.
+    pub active: Cell<bool>,
+    pub full: Cell<bool>,
+    /// The pool is closing: nothing waits for a full host.
+    pub closing: Cell<bool>,
+    pub closed: Cell<bool>,
+    pub counters: PoolCounters,
+    pub observer: RefCell<Option<events::Observer>>,
+    pub recovery: Cell<Recovery>,
+    /// The open has ended. Before that no background task runs, so that every record is either replayed or in
+    /// the volatile log.
+    pub opened: Cell<bool>,
+    /// Damage of the other superblock slot.
+    pub superblock_flaw: RefCell<Option<String>>,
+    /// Heartbeat for other hosts.
+    pub beats: heartbeat::Beats,
+}
+
+impl<D: Device> Store<D> {
+    /// Refuses if the pool cannot be written.
+    pub fn check_writable(&self) -> Result<()> {
+        self.check_alive()?;
+        if self.options.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the pool was opened for reading only"));
+        }
+        Ok(())
+    }
+
+    /// Refuses after a failure.
+    pub fn check_alive(&self) -> Result<()> {
+        if let Some(error) = &*self.failed.borrow() {
+            return Err(error.clone());
+        }
+        if self.closed.get() {
+            return Err(Error::new(ErrorKind::Failed, "the pool has been closed"));
+        }
+        Ok(())
+    }
+
+    /// Invalidates the volatile log of this open.
+    pub fn end_volatile(&self) {
+        if let Some(log) = self.options.volatile.as_ref().filter(|log| log.write) {
+            invalidate(&log.memory);
+        }
+    }
+
+    /// Fails the pool: nothing is acknowledged from now on.
+    pub fn fail(&self, cause: &Error) -> Error {
+        let error = match self.closing.get() && cause.is_full_host() {
+            // The journal has everything that the checkpoint would contain.
+            true => Error::new(ErrorKind::NoSpace, cause.to_string()),
+            false => {
+                Error::new(ErrorKind::Failed, format!("{cause}; the pool refuses writes until it is opened again"))
+            }
+        };
+        self.failed.borrow_mut().get_or_insert(error.clone());
+        self.space_changed.notify();
+        self.reaped.notify();
+        error
+    }
+
+    /// The layers above; none while the pool is being opened or dropped.
+    fn hooks(&self) -> Option<Rc<dyn Hooks>> {
+        self.hooks.get().and_then(Weak::upgrade)
+    }
+
+    /// Whether origins have to be flushed before records of new snapshots become durable.
+    fn has_unflushed_snapshots(&self) -> bool {
+        self.hooks().is_some_and(|hooks| hooks.has_unflushed_snapshots())
+    }
+
+    /// Before records become durable: flushes the origins of new snapshots.
+    async fn flush_snapshotted_origins(&self) -> Result<()> {
+        match self.hooks().filter(|hooks| hooks.has_unflushed_snapshots()) {
+            Some(hooks) => hooks.flush_snapshotted_origins().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all deleted space is free and reusable.
+    pub async fn wait_freed(&self) -> Result<()> {
+        match self.hooks() {
+            Some(hooks) => hooks.wait_freed().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts freeing space of deleted volumes if there is some.
+    pub fn reap_soon(&self) {
+        if let Some(hooks) = self.hooks() {
+            hooks.reap_soon();
+        }
+    }
+
+    /// `copy` has just become a clone of `source`.
+    pub fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId) {
+        if let Some(hooks) = self.hooks() {
+            hooks.note_cloned(catalog, source, copy);
+        }
+    }
+
+    fn gather_soon(&self) {
+        if let Some(hooks) = self.hooks() {
+            hooks.gather_soon();
+        }
+    }
+}

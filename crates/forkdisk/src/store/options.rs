@@ -1,0 +1,94 @@
+//! Options of opening a pool.
+
+use std::time::Duration;
+
+use super::HostIdentity;
+use crate::journal::VolatileLog;
+
+/// What happens to a write that needs space when there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits this long for space, then fails with ENOSPC.
+    Wait(Duration),
+    /// The write fails with ENOSPC at once.
+    Error,
+}
+
+/// Free space below which a pool is low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LowWater {
+    /// Percent of the pool.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl LowWater {
+    /// The limit in a pool of `size` bytes; 0: never low.
+    pub fn bytes(self, size: u64) -> u64 {
+        match self {
+            LowWater::Percent(percent) => size / 100 * u64::from(percent),
+            LowWater::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// Options of opening a pool.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Nothing is written, not even by recovery.
+    pub read_only: bool,
+    /// Bytes of clean metadata kept in memory (default 32 MiB).
+    pub cache: usize,
+    /// Most bytes of dirty metadata (default 64 MiB).
+    pub dirty: usize,
+    /// What happens to a write that needs space when there is none (default: `Error`).
+    pub when_full: WhenFull,
+    /// Whether freed space is discarded on the device, which makes holes in a pool file (default true).
+    pub discard: bool,
+    /// Free space below which the pool is reported as low (default 5 %).
+    pub low_water: LowWater,
+    /// Memory that outlives the process: with it, a crash of the process alone loses nothing acknowledged
+    /// (default: none).
+    pub volatile: Option<VolatileLog>,
+    /// Longest time for which an acknowledged change waits before it is committed with a flush; zero (the
+    /// default): no limit. The program sets 5 s.
+    pub commit_interval: Duration,
+    /// Identity of this host: required for a pool with a heartbeat.
+    pub host: Option<HostIdentity>,
+    /// Clock in nanoseconds since 1970. With it, volumes record the time of their last change
+    /// ([`Attributes`](crate::Attributes)); without (the default) only
+    /// [`set_attributes`](Pool::set_attributes) does.
+    pub clock: Option<fn() -> i64>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        let (cache, dirty) = (32 << 20, 64 << 20);
+        let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
+        let (volatile, commit_interval) = (None, Duration::ZERO);
+        OpenOptions {
+            read_only: false,
+            cache,
+            dirty,
+            when_full,
+            discard: true,
+            low_water,
+            volatile,
+            commit_interval,
+            host: None,
+            clock: None,
+        }
+    }
+}
+
+/// What the open found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The pool had been closed in order.
+    pub clean: bool,
+    /// Records replayed from the journal.
+    pub journal: u64,
+    /// Records replayed from the volatile log of a process that died.
+    pub volatile: u64,
+}

@@ -1,0 +1,150 @@
+//! Changes of the catalog: each is checked, applied and appended to the journal in one synchronous section.
+
+use std::rc::Rc;
+
+use super::{Store, changed_error, deleted_error};
+use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo};
+use crate::copier::Client;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::planted::{Bug, planted};
+use crate::types::VolumeId;
+
+impl<D: Device> Store<D> {
+    /// Applies `record` and appends it to the journal; the caller commits.
+    pub fn publish(&self, meta: &mut Catalog, record: &Record) -> Result<()> {
+        let mut done = 0;
+        match meta.apply(record, &mut done) {
+            Ok(()) => {
+                self.update_live(meta, record);
+                meta.journal.append(record);
+                Ok(())
+            }
+            Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
+            Err(Failure::Gone) => Err(deleted_error()),
+            Err(Failure::Changed) => Err(changed_error()),
+            Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
+            Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
+        }
+    }
+
+    /// Runs one verb: `decide` checks and returns the record, which is applied and made durable.
+    pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
+        self.check_writable()?;
+        let value = {
+            let mut meta = self.meta.borrow_mut();
+            let (record, value) = decide(&mut meta)?;
+            self.publish(&mut meta, &record)?;
+            value
+        };
+        self.clone().commit().await?;
+        Ok(value)
+    }
+
+    /// Grows the device to at least `size` bytes, durably.
+    pub async fn lengthen(&self, size: u64) -> Result<()> {
+        if self.device.len() >= size {
+            return Ok(());
+        }
+        self.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
+        self.flush_device().await
+    }
+
+    /// Properties of a volume.
+    pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
+        let meta = self.meta.borrow();
+        let volume = meta.directory.get(id).ok_or_else(deleted_error)?;
+        Ok(self.info_of(&meta, &volume.record))
+    }
+
+    /// Properties of the volume with this record.
+    pub fn info_of(&self, meta: &Catalog, record: &VolumeRecord) -> VolumeInfo {
+        meta.info_of(record, self.handles(record.id))
+    }
+
+    /// Properties of the volume or snapshot with this name.
+    pub fn find(&self, name: &str) -> Result<VolumeInfo> {
+        let meta = self.meta.borrow();
+        Ok(self.info_of(&meta, &meta.directory.find(name)?.record))
+    }
+
+    /// The copier's client for a volume, if that exists.
+    pub fn copy_client(&self, id: VolumeId) -> Option<Rc<Client>> {
+        let meta = self.meta.borrow();
+        let record = &meta.directory.get(id)?.record;
+        Some(self.live.borrow_mut().activity_or_create(record).copies.clone())
+    }
+
+    /// Open handles of a volume.
+    pub fn handles(&self, id: VolumeId) -> usize {
+        self.live.borrow().handles(id)
+    }
+
+    /// Refuses a volume that has handles.
+    pub fn refuse_in_use(&self, id: VolumeId, name: &str) -> Result<()> {
+        match self.handles(id) {
+            0 => Ok(()),
+            n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
+        }
+    }
+
+    /// Applies the effect of a record to open volumes.
+    fn update_live(&self, meta: &Catalog, record: &Record) {
+        let mut live = self.live.borrow_mut();
+        match record {
+            Record::SetCopying { id, throttle, .. } => {
+                if let Some(activity) = live.activity(*id) {
+                    activity.set_throttle(*throttle);
+                }
+            }
+            Record::Rollback { volume: id, .. } | Record::Flatten { id } => {
+                live.set_backing(*id, meta.directory.get(*id).is_some_and(|v| v.record.base != NO_VOLUME));
+            }
+            Record::RenameOver { replaced, kept: false, .. } => live.note_deleted(*replaced),
+            Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
+            _ => {}
+        }
+    }
+
+    /// Runs one change: `decide` checks and returns the record, which is applied. The next commit makes it
+    /// durable.
+    pub fn note<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
+        self.check_writable()?;
+        let value = {
+            let mut meta = self.meta.borrow_mut();
+            let (record, value) = decide(&mut meta)?;
+            self.publish(&mut meta, &record)?;
+            value
+        };
+        self.note_dirty();
+        self.commit_soon();
+        self.checkpoint_soon();
+        Ok(value)
+    }
+
+    /// Called at the last close of a volume: drops its live state, and deletes it if it was removed.
+    pub fn last_closed(self: &Rc<Self>, id: VolumeId) {
+        let is_orphan = |meta: &Catalog| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
+        if let Ok(mut live) = self.live.try_borrow_mut() {
+            live.release(id);
+        }
+        // Otherwise the next open of the pool deletes it.
+        if self.check_writable().is_ok()
+            && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
+            && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
+        {
+            self.reap_soon();
+        }
+    }
+
+    /// Deletes volumes that were removed and still open at the last use of the pool.
+    pub fn delete_orphans(self: &Rc<Self>) -> Result<()> {
+        let orphan = |v: &&CatalogEntry| v.record.state == VolumeState::Orphan;
+        let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
+        if ids.is_empty() || self.options.read_only || planted(Bug::OrphansOutliveCrash) {
+            return Ok(());
+        }
+        self.note(|_| Ok((Record::Delete { ids }, ())))
+    }
+}

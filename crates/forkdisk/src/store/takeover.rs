@@ -1,0 +1,66 @@
+//! Recovery from the volatile log of a process that died (see `journal::volatile`).
+//!
+//! 1. After replay: apply the records that the journal does not have, in order, in memory.
+//! 2. Commit them under the incarnation of the process that died: data flushed, group written, flushed. Until
+//!    that ends the log stays valid, whatever ends this process; each record keeps its number, which tells
+//!    whether it is in the journal.
+//! 3. Write a superblock with a new incarnation: from here on the log is invalid.
+//! 4. If this open writes a volatile log, it begins now.
+
+use std::rc::Rc;
+
+use super::Store;
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::Record;
+use crate::journal::{RecoveredRecord, invalidate, recover};
+use crate::planted::{Bug, planted};
+
+impl<D: Device> Store<D> {
+    /// Applies the records that the journal does not have; returns their number.
+    pub(super) async fn replay_volatile(&self) -> Result<u64> {
+        let Some(log) = &self.options.volatile else { return Ok(0) };
+        let left = {
+            let (superblock, meta) = (self.superblock.borrow(), self.meta.borrow());
+            recover(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_group_end(place))
+        };
+        let next = self.meta.borrow().journal.next();
+        let is_new = |left: &&RecoveredRecord| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
+        let mut taken = 0;
+        for left in left.iter().filter(is_new) {
+            if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
+                self.replay_record(&left.record).await?;
+            }
+            if !self.options.read_only {
+                self.meta.borrow_mut().journal.append_recovered(left);
+            }
+            taken += 1;
+        }
+        if planted(Bug::VolatileEndedEarly) {
+            invalidate(&log.memory);
+        }
+        Ok(taken)
+    }
+
+    /// Makes durable what was replayed from the volatile log, under the incarnation that wrote it.
+    pub(super) async fn commit_left_behind(self: &Rc<Self>) -> Result<()> {
+        // A commit or checkpoint of a new incarnation would invalidate the log before its records are
+        // durable.
+        self.active.set(!planted(Bug::VolatileTakenOverActive));
+        let outcome = self.clone().commit().await;
+        self.active.set(false);
+        outcome
+    }
+
+    /// Begins the volatile log of this open, or ends the one that was recovered.
+    pub(super) async fn begin_volatile(self: &Rc<Self>) -> Result<()> {
+        let Some(log) = &self.options.volatile else { return Ok(()) };
+        if !log.write {
+            invalidate(&log.memory);
+            return Ok(());
+        }
+        self.activate().await?;
+        self.meta.borrow_mut().journal.write_volatile(log);
+        Ok(())
+    }
+}

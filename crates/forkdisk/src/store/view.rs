@@ -1,0 +1,148 @@
+//! Views: all metadata as one checkpoint left it, for walks that cannot keep up with writers.
+//!
+//! A view begins at the end of a checkpoint; nothing has to stop for it. Its tables lie on the device; what
+//! later checkpoints free is withheld until the view ends, and the counts that they change are kept
+//! ([`space::view_counts`](crate::space)). Checkpoints and writers never wait for a view: one that holds too
+//! much is ended, which its walk notices at the next step. There is one view at a time; further ones wait.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::Store;
+use crate::catalog::Catalog;
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{MapEntry, Superblock, TreeRoot, VolumeState};
+use crate::sync::RangeLocks;
+use crate::types::{PAGE_SIZE, PageAddr, VolumeId};
+
+/// Requests for a view, and the live one.
+#[derive(Default)]
+pub struct Views {
+    wanted: Cell<bool>,
+    begun: RefCell<Option<View>>,
+    /// Held during the walk of a view.
+    pub lock: Rc<RangeLocks>,
+    /// Space withheld by a view is being released.
+    releasing: Cell<bool>,
+}
+
+/// The root of a map to be walked.
+#[derive(Clone, Copy)]
+pub struct Root {
+    pub id: VolumeId,
+    pub entry: MapEntry,
+    pub level: u8,
+    /// The first valid virtual page: everything before it was released.
+    pub from: u64,
+    pub is_dead: bool,
+    /// The ordered map of an origin.
+    pub kept: TreeRoot,
+    /// Mapped pages according to the record; not for a snapshot of an origin.
+    pub referenced: Option<u64>,
+    /// Seams according to the record, unless they are an estimate.
+    pub seams: Option<u64>,
+}
+
+/// A state of the metadata that one checkpoint left on the device.
+pub struct View {
+    /// Its number.
+    pub number: u64,
+    /// All maps.
+    pub roots: Vec<Root>,
+    /// The superblock of the checkpoint.
+    pub superblock: Superblock,
+    /// Pages in use, besides reserved ones.
+    pub used: u64,
+}
+
+/// All maps: those of volumes, of dead ones from their cursors on. Folders have none.
+pub fn roots_of(meta: &Catalog) -> Vec<Root> {
+    let root = |record: &crate::format::VolumeRecord| {
+        let is_dead = record.state == VolumeState::Dead;
+        let from = if is_dead { record.cursor } else { 0 };
+        let kept = record.origin_record.as_ref().map_or_else(Default::default, |protects| protects.exceptions);
+        let (id, entry, level) = (record.id, record.root, record.level);
+        let referenced = (!meta.is_origin_snapshot(id)).then_some(record.referenced);
+        let seams = (!record.estimated).then_some(record.seams);
+        Root { id, entry, level, from, is_dead, kept, referenced, seams }
+    };
+    let records = meta.directory.iter().map(|volume| &volume.record);
+    records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
+}
+
+impl<D: Device> Store<D> {
+    /// A view of everything published before this call: of the next checkpoint, which this starts. The caller
+    /// holds the lock and ends the view with [`end_view`](Self::end_view).
+    pub async fn begin_view(self: &Rc<Self>) -> Result<View> {
+        self.views.wanted.set(true);
+        loop {
+            if let Some(walk) = self.views.begun.take() {
+                return Ok(walk);
+            }
+            let next = async {
+                self.check_writable()?;
+                self.next_checkpoint().await;
+                Ok(())
+            };
+            self.unless_full(next).await.inspect_err(|_| self.views.wanted.set(false))?;
+        }
+    }
+
+    /// The roots that a view will show, taken while a checkpoint freezes the same state; `None` if no view is
+    /// requested.
+    pub fn roots_for_view(&self, meta: &Catalog) -> Option<Vec<Root>> {
+        self.views.wanted.get().then(|| roots_of(meta))
+    }
+
+    /// Begins the view: the checkpoint that froze `roots` is durable, and nothing was frozen since.
+    pub fn show(&self, meta: &mut Catalog, mut roots: Vec<Root>) {
+        for root in &mut roots {
+            root.entry = meta.tables.resolve_addr(root.entry);
+            root.kept.entry = meta.tables.resolve_addr(root.kept.entry);
+        }
+        let superblock = self.superblock.borrow();
+        let number = meta.space.begin_view();
+        self.views.wanted.set(false);
+        *self.views.begun.borrow_mut() =
+            Some(View { number, roots, superblock: superblock.clone(), used: meta.space.used_by_checkpoint() });
+    }
+
+    /// Ends the live view, if any, and releases what it withheld. False if there was nothing.
+    pub async fn end_view(&self) -> bool {
+        if self.views.releasing.get() {
+            while self.views.releasing.get() {
+                self.space_changed.wait().await;
+            }
+            return true;
+        }
+        let runs = self.meta.borrow_mut().space.end_view();
+        if runs.is_empty() {
+            return false;
+        }
+        self.views.releasing.set(true);
+        self.discard_freed(&runs).await;
+        self.meta.borrow_mut().space.release_withheld(runs);
+        self.views.releasing.set(false);
+        self.space_changed.notify();
+        true
+    }
+
+    /// Ends the live view if that frees space.
+    pub async fn take_space_of_view(&self) -> bool {
+        let is_of_use = self.views.releasing.get() || self.meta.borrow().space.withheld() > 0;
+        is_of_use && self.end_view().await
+    }
+
+    /// Discards freed pages on the device before they are reused.
+    pub async fn discard_freed(&self, runs: &[(PageAddr, u64)]) {
+        if !self.options.discard {
+            return;
+        }
+        for &(first, pages) in runs {
+            // A failed discard costs space on the host and nothing else.
+            self.counters.discards.add_one(pages * PAGE_SIZE as u64);
+            let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The reaper: frees the space of dead volumes, and of the tails of volumes that shrank, in the background.
+//! Works in small steps; other tasks run in between.
+
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{MapEntry, Record, VolumeState};
+use crate::map::Editor;
+use crate::planted::{Bug, planted};
+use crate::sync::LockMode;
+use crate::types::{VirtualPage, VolumeId};
+
+use super::Upkeep;
+use crate::catalog::{Catalog, pages_of};
+use crate::runtime::yield_now;
+use crate::space::Need;
+use crate::store::EditError;
+
+/// Pieces (of at most 256 pages) freed before other tasks run.
+const PIECES_PER_TURN: usize = 16;
+
+/// The next work of the reaper.
+enum ReapWork {
+    Dead(VolumeId),
+    Tail(VolumeId),
+}
+
+impl<D: Device> Upkeep<D> {
+    /// Starts the reaper if it does not run and there is work.
+    pub fn start_reaping(&self) {
+        if !self.store.opened.get() || self.store.options.read_only || next_work(&self.store.meta.borrow()).is_none() {
+            return;
+        }
+        if self.store.reaping.replace(true) {
+            return;
+        }
+        let Some(upkeep) = self.this.upgrade() else { return };
+        self.store.runtime.spawn(Box::pin(async move {
+            // A closing pool refuses the requests of the reaper; the next open continues.
+            if let Err(error) = upkeep.reap().await
+                && !upkeep.store.closed.get()
+            {
+                upkeep.store.fail(&error);
+            }
+            upkeep.store.reaping.set(false);
+            upkeep.store.reaped.notify();
+            upkeep.store.host_enospc.retry_now();
+        }));
+    }
+
+    /// A closing pool leaves the work to the next open, unless closing needs the space that only this frees.
+    fn may_reap(&self) -> bool {
+        let goes_on = !self.store.closing.get() || self.store.full.get();
+        goes_on && !self.store.closed.get() && self.store.failed.borrow().is_none()
+    }
+
+    async fn reap(self: &Rc<Self>) -> Result<()> {
+        loop {
+            if !self.may_reap() {
+                return Ok(());
+            }
+            // A wait for space on the host may end by what is freed here.
+            self.store.unless_blocked(self.store.wait_below_dirty_limit()).await.or_else(ignore_no_space)?;
+            let turn = self.reap_lock.lock(0..1, LockMode::Exclusive).await;
+            let work = next_work(&self.store.meta.borrow());
+            match work {
+                None => return Ok(()),
+                Some(ReapWork::Dead(id)) => self.reap_dead(id).await?,
+                // On a full pool it continues after a checkpoint has returned space.
+                Some(ReapWork::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
+                Some(ReapWork::Tail(_)) => {}
+            }
+            drop(turn);
+            yield_now().await;
+        }
+    }
+
+    async fn reap_dead(&self, id: VolumeId) -> Result<()> {
+        for _ in 0..PIECES_PER_TURN {
+            let done = self
+                .store
+                .retry_no_alloc(|meta| {
+                    let Some(volume) = meta.directory.change(id) else { return Ok(true) };
+                    if planted(Bug::DeleteKeepsCounts) {
+                        return Ok(true);
+                    }
+                    // The record of the deletion was published before.
+                    let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
+                    let mut editor = Editor {
+                        tables: &mut meta.tables,
+                        space: &mut meta.space,
+                        epoch: meta.epoch,
+                        until,
+                        confirmed,
+                    };
+                    let of_origin = volume.record.origin_record.is_some();
+                    let done = editor.reap_step(&mut volume.record)?;
+                    if done && !planted(Bug::ReapedRootStays) {
+                        // Exceptions may take more steps: a checkpoint in between must not point to freed
+                        // tables.
+                        volume.record.root = MapEntry::ABSENT;
+                    }
+                    match done {
+                        true if of_origin => meta.release_origin(id),
+                        true => meta.release_exceptions(id),
+                        false => Ok(false),
+                    }
+                })
+                .await?;
+            if done {
+                let mut meta = self.store.meta.borrow_mut();
+                if meta.directory.get(id).is_some() {
+                    meta.directory.remove(id);
+                    self.store.counters.reaped.add(1);
+                    self.gathering.forget(id);
+                }
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps from the new end to the old one. Holes are skipped as a whole without a record, so a turn can
+    /// restart at the new end: no cursor is stored. False if there is no space for the tables that have to be
+    /// changed.
+    async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
+        let (mut seen, mut at, mut tried) = (None, 0, false);
+        for _ in 0..PIECES_PER_TURN {
+            let step = self
+                .store
+                .retry_on_miss(|meta| {
+                    let _ = meta.reserve(Need::Step)?;
+                    let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
+                    if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
+                        return Ok(true);
+                    }
+                    if seen != Some((record.size, record.shared_at)) {
+                        // Shrunk again, or replaced, meanwhile.
+                        seen = Some((record.size, record.shared_at));
+                        at = pages_of(record.size);
+                    }
+                    let (end, mapped) = (pages_of(record.trim_end), record.referenced);
+                    let mut from = at;
+                    while at < end && record.referenced == mapped {
+                        from = at;
+                        at = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?.0;
+                    }
+                    if record.referenced == mapped {
+                        record.trim_end = 0;
+                        meta.directory.update_tail(id);
+                        return Ok(true);
+                    }
+                    meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
+                    Ok(false)
+                })
+                .await;
+            match step {
+                Ok(true) => return Ok(true),
+                Ok(false) => tried = false,
+                Err(EditError::NoSpace) if tried => return Ok(false),
+                Err(EditError::NoSpace) => {
+                    tried = true;
+                    self.store
+                        .unless_blocked(self.store.clone().patient_checkpoint())
+                        .await
+                        .or_else(ignore_no_space)?;
+                }
+                Err(EditError::Error(e)) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until all deleted space is free and reusable; returns ENOSPC when the host file system is full,
+    /// though the work goes on.
+    pub async fn free_deleted(self: Rc<Self>) -> Result<()> {
+        self.store.unless_blocked(self.clone().free_everything()).await
+    }
+
+    async fn free_everything(self: Rc<Self>) -> Result<()> {
+        self.start_reaping();
+        while self.store.reaping.get() {
+            self.store.reaped.wait().await;
+        }
+        self.store.check_writable()?;
+        self.store.clone().checkpoint().await?;
+        // The first may have been frozen before the last piece was freed; tables it replaced come with the
+        // next.
+        self.store.clone().checkpoint().await
+    }
+}
+
+/// A full host does not stop the reaper.
+pub fn ignore_no_space(error: Error) -> Result<()> {
+    if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) }
+}
+
+fn next_work(meta: &Catalog) -> Option<ReapWork> {
+    let directory = &meta.directory;
+    directory.first_dead().map(ReapWork::Dead).or_else(|| directory.first_tail().map(ReapWork::Tail))
+}
