@@ -1,6 +1,7 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
 use super::{Catalog, Failure, level_for, pages_of};
+use crate::catalog::exceptions;
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
     VolumeState,
@@ -16,10 +17,10 @@ impl Catalog {
     /// `CloneRange`). May be called again after a [`Stop`](crate::map::Stop).
     pub fn apply(&mut self, record: &Record, done: &mut u64) -> Result<(), Failure> {
         match record {
-            Record::Map { volume, at, len, to } => self.map_all(*volume, *at, *len, *to, done)?,
-            Record::Unmap { volume, at, len } => self.unmap_all(*volume, *at, *len, done)?,
+            Record::Map { volume, at, len, to } => map_all(self, *volume, *at, *len, *to, done)?,
+            Record::Unmap { volume, at, len } => unmap_all(self, *volume, *at, *len, done)?,
             Record::CloneRange { source, from, target, to, len, dead } => {
-                self.share_all((*source, *from), (*target, *to), *len, *dead, done)?
+                share_all(self, (*source, *from), (*target, *to), *len, *dead, done)?
             }
             Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
                 size: *size,
@@ -27,21 +28,21 @@ impl Catalog {
                 level: level_for(*size),
                 ..VolumeRecord::empty(*id, name, *now)
             }),
-            Record::Snapshot { of, now, flags } => self.add_snapshots(of, *now, *flags)?,
-            Record::Clone { source, id, name, now } => self.add_clone(*source, *id, name, *now)?,
-            Record::Rollback { volume, snapshot, dead } => self.roll_back(*volume, *snapshot, *dead)?,
-            Record::Delete { ids } => self.delete_all(ids)?,
+            Record::Snapshot { of, now, flags } => add_snapshots(self, of, *now, *flags)?,
+            Record::Clone { source, id, name, now } => add_clone(self, *source, *id, name, *now)?,
+            Record::Rollback { volume, snapshot, dead } => roll_back(self, *volume, *snapshot, *dead)?,
+            Record::Delete { ids } => delete_all(self, ids)?,
             Record::Rename { id, name } => {
                 self.record_of(*id)?;
                 self.directory.rename(*id, name);
             }
-            Record::Resize { id, size } => self.resize(*id, *size)?,
+            Record::Resize { id, size } => resize(self, *id, *size)?,
             Record::SetChunk { id, chunk } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
             Record::Protect { id, name, path, size, chunk, now, identity } => {
-                self.add_origin(*id, name, path, (*size, *chunk), *now, *identity)
+                add_origin(self, *id, name, path, (*size, *chunk), *now, *identity)
             }
             Record::SetOrigin { id, copy_ahead, when_full } => {
                 let protects = self.protects_mut(*id)?;
@@ -56,23 +57,23 @@ impl Catalog {
                 self.protects_mut(*id)?;
                 self.directory.change(*id).expect("changed above").record.stamp = Some(stamp.clone());
             }
-            Record::ZonesWritten { id, zones } => self.note_zones(*id, *zones)?,
+            Record::ZonesWritten { id, zones } => note_zones(self, *id, *zones)?,
             Record::CopyOut { origin, sequence, at, len, to } => {
-                self.add_all_exceptions(*origin, *sequence, *at, *len, *to, done)?
+                add_all_exceptions(self, *origin, *sequence, *at, *len, *to, done)?
             }
             Record::RollbackProgress { origin, snapshot, cursor } => {
-                self.advance_rollback(*origin, *snapshot, *cursor)?
+                exceptions::advance_rollback(self, *origin, *snapshot, *cursor)?
             }
             Record::ChunksRolledBack { origin, first, count } => {
-                self.note_rolled_back(*origin, *first, u64::from(*count))?
+                exceptions::note_rolled_back(self, *origin, *first, u64::from(*count))?
             }
-            Record::SetCopying { id, break_policy, throttle } => self.set_copying(*id, *break_policy, *throttle)?,
+            Record::SetCopying { id, break_policy, throttle } => set_copying(self, *id, *break_policy, *throttle)?,
             Record::SetCopier { settings } => self.copier = *settings,
             Record::SetQuota { id, quota } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.quota = *quota;
             }
-            Record::Grow { size } => self.grow(*size)?,
+            Record::Grow { size } => grow(self, *size)?,
             Record::SetAttributes { id, attributes } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.attributes = *attributes;
@@ -89,14 +90,14 @@ impl Catalog {
                 level: level_for(*size),
                 ..VolumeRecord::empty(*id, "", *now)
             }),
-            Record::NameVolume { id, name } => self.name_volume(*id, name)?,
+            Record::NameVolume { id, name } => name_volume(self, *id, name)?,
             Record::Unlink { id } => {
                 self.record_of(*id)?;
                 self.directory.orphan(*id);
             }
-            Record::RenameOver { id, name, replaced, kept } => self.rename_over(*id, name, *replaced, *kept)?,
+            Record::RenameOver { id, name, replaced, kept } => rename_over(self, *id, name, *replaced, *kept)?,
             Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
-            Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
+            Record::Replace { volume, source, dead } => replace(self, *volume, *source, *dead)?,
             Record::Flatten { id } => {
                 self.record_of(*id)?;
                 self.directory.set_base(*id, NO_VOLUME);
@@ -110,302 +111,313 @@ impl Catalog {
         }
         Ok(())
     }
+}
 
-    /// Maps pages block by block.
-    fn map_all(
-        &mut self,
-        volume: VolumeId,
-        at: VirtualPage,
-        len: u32,
-        to: PageAddr,
-        done: &mut u64,
-    ) -> Result<(), Failure> {
-        while *done < u64::from(len) {
-            let from = VirtualPage(at.0 + *done);
-            let n = (u64::from(len) - *done).min(BLOCK_PAGES - from.index() as u64);
-            self.map(volume, from, n, PageAddr(to.0 + *done))?;
-            *done += n;
-        }
-        Ok(())
+/// Maps pages block by block.
+fn map_all(
+    catalog: &mut Catalog,
+    volume: VolumeId,
+    at: VirtualPage,
+    len: u32,
+    to: PageAddr,
+    done: &mut u64,
+) -> Result<(), Failure> {
+    while *done < u64::from(len) {
+        let from = VirtualPage(at.0 + *done);
+        let n = (u64::from(len) - *done).min(BLOCK_PAGES - from.index() as u64);
+        catalog.map(volume, from, n, PageAddr(to.0 + *done))?;
+        *done += n;
     }
+    Ok(())
+}
 
-    /// Shares a range step by step; `dead` becomes what was replaced.
-    fn share_all(
-        &mut self,
-        (source, from): (VolumeId, VirtualPage),
-        (target, to): (VolumeId, VirtualPage),
-        len: u64,
-        dead: VolumeId,
-        done: &mut u64,
-    ) -> Result<(), Failure> {
-        while *done < len {
-            let (from, to) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
-            *done += self.share_step(source, from, target, to, len - *done, dead)?;
-        }
-        Ok(())
+/// Shares a range step by step; `dead` becomes what was replaced.
+fn share_all(
+    catalog: &mut Catalog,
+    (source, from): (VolumeId, VirtualPage),
+    (target, to): (VolumeId, VirtualPage),
+    len: u64,
+    dead: VolumeId,
+    done: &mut u64,
+) -> Result<(), Failure> {
+    while *done < len {
+        let (from, to) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
+        *done += catalog.share_step(source, from, target, to, len - *done, dead)?;
     }
+    Ok(())
+}
 
-    /// Punches a hole step by step.
-    fn unmap_all(&mut self, volume: VolumeId, at: VirtualPage, len: u64, done: &mut u64) -> Result<(), Failure> {
-        while *done < len {
-            let (mut editor, record) =
-                self.editor_for(volume).ok_or_else(|| Failure::Nonsense(Catalog::unknown(volume)))?;
-            let next = editor.unmap_step(record, VirtualPage(at.0 + *done), VirtualPage(at.0 + len))?;
-            *done = next.0 - at.0;
-        }
-        Ok(())
+/// Punches a hole step by step.
+fn unmap_all(
+    catalog: &mut Catalog,
+    volume: VolumeId,
+    at: VirtualPage,
+    len: u64,
+    done: &mut u64,
+) -> Result<(), Failure> {
+    while *done < len {
+        let (mut editor, record) =
+            catalog.editor_for(volume).ok_or_else(|| Failure::Nonsense(Catalog::unknown(volume)))?;
+        let next = editor.unmap_step(record, VirtualPage(at.0 + *done), VirtualPage(at.0 + len))?;
+        *done = next.0 - at.0;
     }
+    Ok(())
+}
 
-    /// Adds snapshots of one instant.
-    fn add_snapshots(
-        &mut self,
-        of: &[(VolumeId, VolumeId, String)],
-        now: u64,
-        flags: SnapshotFlags,
-    ) -> Result<(), Failure> {
-        let sources: Vec<VolumeRecord> =
-            of.iter().map(|(source, ..)| self.record_of(*source)).collect::<Result<_, _>>()?;
-        for ((source, id, name), origin) in of.iter().zip(sources) {
-            let snapshot = VolumeRecord {
-                id: *id,
-                state: VolumeState::Snapshot,
-                parent: *source,
-                name: name.as_str().into(),
-                created: now,
-                origin: String::new(),
-                source: NO_VOLUME,
-                shared_at: self.epoch,
-                quota: 0,
-                flags,
-                origin_record: None,
-                cursor: 0,
-                ..origin
-            };
-            self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
-            self.raise_shared(*source);
-            self.directory.note_snapshot(*source);
-        }
-        self.advance();
-        Ok(())
-    }
-
-    /// Adds a clone, which shares the root of its source.
-    fn add_clone(&mut self, source: VolumeId, id: VolumeId, name: &str, now: u64) -> Result<(), Failure> {
-        let origin = self.record_of(source)?;
-        let origin_name = self.directory.full_name(&origin);
-        // What was cloned from an origin's snapshot holds it.
-        let base = if self.view_of(source).is_none() || origin.base != NO_VOLUME { origin.base } else { source };
-        let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
-        let copy = VolumeRecord {
-            id,
-            state: VolumeState::Volume,
-            parent: NO_VOLUME,
-            name: name.into(),
+/// Adds snapshots of one instant.
+fn add_snapshots(
+    catalog: &mut Catalog,
+    of: &[(VolumeId, VolumeId, String)],
+    now: u64,
+    flags: SnapshotFlags,
+) -> Result<(), Failure> {
+    let sources: Vec<VolumeRecord> =
+        of.iter().map(|(source, ..)| catalog.record_of(*source)).collect::<Result<_, _>>()?;
+    for ((source, id, name), origin) in of.iter().zip(sources) {
+        let snapshot = VolumeRecord {
+            id: *id,
+            state: VolumeState::Snapshot,
+            parent: *source,
+            name: name.as_str().into(),
             created: now,
-            origin: origin_name,
-            source,
-            shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
-            quota: 0,
-            flags: Default::default(),
-            // There it counts what is kept, too.
-            referenced: if of_origin { origin.referenced - origin.cursor } else { origin.referenced },
-            cursor: 0,
-            base,
-            ..origin
-        };
-        self.add_shared(copy, true);
-        self.raise_shared(source);
-        self.advance();
-        Ok(())
-    }
-
-    /// Gives a volume the map of its snapshot; what it had goes on as a dead volume.
-    fn roll_back(&mut self, volume: VolumeId, snapshot: VolumeId, dead: VolumeId) -> Result<(), Failure> {
-        let to = self.record_of(snapshot)?;
-        let old = self.record_of(volume)?;
-        let gone = VolumeRecord {
-            id: dead,
-            state: VolumeState::Dead,
-            parent: NO_VOLUME,
-            name: "".into(),
             origin: String::new(),
             source: NO_VOLUME,
+            shared_at: catalog.epoch,
+            quota: 0,
+            flags,
+            origin_record: None,
             cursor: 0,
-            attributes: None,
-            base: NO_VOLUME,
-            ..old
+            ..origin
         };
-        self.add(gone);
-        self.share_root(&to);
-        if planted(Bug::RollbackCountsTwice) {
-            self.share_root(&to);
-        }
-        let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { self.epoch };
-        let record = &mut self.directory.change(volume).expect("read above").record;
-        (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
-        (record.seams, record.estimated) = (to.seams, to.estimated);
-        (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
-        // Since the snapshot was taken the volume may have been flattened.
-        self.directory.set_base(volume, to.base);
-        self.directory.update_tail(volume);
-        self.advance();
-        Ok(())
+        catalog.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
+        catalog.raise_shared(*source);
+        catalog.directory.note_snapshot(*source);
     }
+    catalog.advance();
+    Ok(())
+}
 
-    /// Makes volumes dead.
-    fn delete_all(&mut self, ids: &[VolumeId]) -> Result<(), Failure> {
-        let until = self.journal.next() + 1;
-        ids.iter().try_for_each(|&id| self.refuse_unknown(id))?;
-        for &id in ids {
-            self.directory.mark_dead(id, until);
-            self.space.forget_reservations_of(id);
-        }
-        Ok(())
-    }
+/// Adds a clone, which shares the root of its source.
+fn add_clone(catalog: &mut Catalog, source: VolumeId, id: VolumeId, name: &str, now: u64) -> Result<(), Failure> {
+    let origin = catalog.record_of(source)?;
+    let origin_name = catalog.directory.full_name(&origin);
+    // What was cloned from an origin's snapshot holds it.
+    let base = if catalog.view_of(source).is_none() || origin.base != NO_VOLUME { origin.base } else { source };
+    let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
+    let copy = VolumeRecord {
+        id,
+        state: VolumeState::Volume,
+        parent: NO_VOLUME,
+        name: name.into(),
+        created: now,
+        origin: origin_name,
+        source,
+        shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { catalog.epoch },
+        quota: 0,
+        flags: Default::default(),
+        // There it counts what is kept, too.
+        referenced: if of_origin { origin.referenced - origin.cursor } else { origin.referenced },
+        cursor: 0,
+        base,
+        ..origin
+    };
+    catalog.add_shared(copy, true);
+    catalog.raise_shared(source);
+    catalog.advance();
+    Ok(())
+}
 
-    /// Changes the length of a volume; what it loses is cut off later.
-    fn resize(&mut self, id: VolumeId, size: u64) -> Result<(), Failure> {
-        let (mut editor, record) = self.editor_for(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
-        if size < record.size && !planted(Bug::ShrinkKeepsTail) {
-            record.trim_end = record.trim_end.max(record.size);
-        }
-        record.size = size;
-        editor.raise(record, pages_of(size));
-        self.directory.update_tail(id);
-        Ok(())
+/// Gives a volume the map of its snapshot; what it had goes on as a dead volume.
+fn roll_back(catalog: &mut Catalog, volume: VolumeId, snapshot: VolumeId, dead: VolumeId) -> Result<(), Failure> {
+    let to = catalog.record_of(snapshot)?;
+    let old = catalog.record_of(volume)?;
+    let gone = VolumeRecord {
+        id: dead,
+        state: VolumeState::Dead,
+        parent: NO_VOLUME,
+        name: "".into(),
+        origin: String::new(),
+        source: NO_VOLUME,
+        cursor: 0,
+        attributes: None,
+        base: NO_VOLUME,
+        ..old
+    };
+    catalog.add(gone);
+    catalog.share_root(&to);
+    if planted(Bug::RollbackCountsTwice) {
+        catalog.share_root(&to);
     }
+    let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { catalog.epoch };
+    let record = &mut catalog.directory.change(volume).expect("read above").record;
+    (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
+    (record.seams, record.estimated) = (to.seams, to.estimated);
+    (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
+    // Since the snapshot was taken the volume may have been flattened.
+    catalog.directory.set_base(volume, to.base);
+    catalog.directory.update_tail(volume);
+    catalog.advance();
+    Ok(())
+}
 
-    /// Adds an origin, without exceptions.
-    fn add_origin(
-        &mut self,
-        id: VolumeId,
-        name: &str,
-        path: &str,
-        (size, chunk): (u64, u64),
-        now: u64,
-        identity: Identity,
-    ) {
-        self.add(VolumeRecord {
-            state: VolumeState::Origin,
-            origin: path.into(),
-            size,
-            chunk,
-            level: level_for(size),
-            origin_record: Some(Box::new(OriginRecord {
-                exceptions: Default::default(),
-                copy_ahead: DEFAULT_COPY_AHEAD_BYTES,
-                when_full: OriginFull::Wait(60),
-                clean: true,
-                identity,
-                rollback_to: NO_VOLUME,
-            })),
-            ..VolumeRecord::empty(id, name, now)
-        });
+/// Makes volumes dead.
+fn delete_all(catalog: &mut Catalog, ids: &[VolumeId]) -> Result<(), Failure> {
+    let until = catalog.journal.next() + 1;
+    ids.iter().try_for_each(|&id| catalog.refuse_unknown(id))?;
+    for &id in ids {
+        catalog.directory.mark_dead(id, until);
+        catalog.space.forget_reservations_of(id);
     }
+    Ok(())
+}
 
-    /// Adds exceptions chunk by chunk.
-    fn add_all_exceptions(
-        &mut self,
-        origin: VolumeId,
-        sequence: VolumeId,
-        at: VirtualPage,
-        len: u32,
-        to: PageAddr,
-        done: &mut u64,
-    ) -> Result<(), Failure> {
-        let chunk_pages = self.protects(origin).ok_or_else(|| Failure::Nonsense(Catalog::unknown(origin)))?.1;
-        while *done < u64::from(len) {
-            let from = VirtualPage(at.0 + *done);
-            let n = (u64::from(len) - *done).min(chunk_pages - from.0 % chunk_pages);
-            self.add_exceptions(origin, sequence, from, n, PageAddr(to.0 + *done))?;
-            *done += n;
-        }
-        Ok(())
+/// Changes the length of a volume; what it loses is cut off later.
+fn resize(catalog: &mut Catalog, id: VolumeId, size: u64) -> Result<(), Failure> {
+    let (mut editor, record) = catalog.editor_for(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
+    if size < record.size && !planted(Bug::ShrinkKeepsTail) {
+        record.trim_end = record.trim_end.max(record.size);
     }
+    record.size = size;
+    editor.raise(record, pages_of(size));
+    catalog.directory.update_tail(id);
+    Ok(())
+}
 
-    /// Notes which zones of an origin were written since its stamp.
-    fn note_zones(&mut self, id: VolumeId, zones: u32) -> Result<(), Failure> {
-        self.protects_mut(id)?;
-        if let Some(stamp) = &mut self.directory.change(id).expect("changed above").record.stamp {
-            stamp.written |= zones;
-        }
-        Ok(())
-    }
+/// Adds an origin, without exceptions.
+fn add_origin(
+    catalog: &mut Catalog,
+    id: VolumeId,
+    name: &str,
+    path: &str,
+    (size, chunk): (u64, u64),
+    now: u64,
+    identity: Identity,
+) {
+    catalog.add(VolumeRecord {
+        state: VolumeState::Origin,
+        origin: path.into(),
+        size,
+        chunk,
+        level: level_for(size),
+        origin_record: Some(Box::new(OriginRecord {
+            exceptions: Default::default(),
+            copy_ahead: DEFAULT_COPY_AHEAD_BYTES,
+            when_full: OriginFull::Wait(60),
+            clean: true,
+            identity,
+            rollback_to: NO_VOLUME,
+        })),
+        ..VolumeRecord::empty(id, name, now)
+    });
+}
 
-    /// Makes the pool longer.
-    fn grow(&mut self, size: u64) -> Result<(), Failure> {
-        let layout = Layout::new(size);
-        if layout.blocks() < self.space.layout().blocks() || size > MAX_POOL_SIZE {
-            return Err(Failure::Nonsense(format!("a journal record makes the pool {size} bytes long")));
-        }
-        self.space.grow(layout);
-        Ok(())
+/// Adds exceptions chunk by chunk.
+fn add_all_exceptions(
+    catalog: &mut Catalog,
+    origin: VolumeId,
+    sequence: VolumeId,
+    at: VirtualPage,
+    len: u32,
+    to: PageAddr,
+    done: &mut u64,
+) -> Result<(), Failure> {
+    let chunk_pages = catalog.protects(origin).ok_or_else(|| Failure::Nonsense(Catalog::unknown(origin)))?.1;
+    while *done < u64::from(len) {
+        let from = VirtualPage(at.0 + *done);
+        let n = (u64::from(len) - *done).min(chunk_pages - from.0 % chunk_pages);
+        exceptions::add_exceptions(catalog, origin, sequence, from, n, PageAddr(to.0 + *done))?;
+        *done += n;
     }
+    Ok(())
+}
 
-    /// Renames a volume to the name of another, which is deleted or an orphan from now on.
-    fn rename_over(&mut self, id: VolumeId, name: &str, replaced: VolumeId, kept: bool) -> Result<(), Failure> {
-        self.record_of(id)?;
-        self.record_of(replaced)?;
-        match kept {
-            true => self.directory.orphan(replaced),
-            false => self.directory.mark_dead(replaced, self.journal.next() + 1),
-        }
-        self.directory.rename(id, name);
-        Ok(())
+/// Notes which zones of an origin were written since its stamp.
+fn note_zones(catalog: &mut Catalog, id: VolumeId, zones: u32) -> Result<(), Failure> {
+    catalog.protects_mut(id)?;
+    if let Some(stamp) = &mut catalog.directory.change(id).expect("changed above").record.stamp {
+        stamp.written |= zones;
     }
+    Ok(())
+}
 
-    /// Sets how the copier works for a volume.
-    fn set_copying(&mut self, id: VolumeId, break_policy: BreakPolicy, throttle: Throttle) -> Result<(), Failure> {
-        self.record_of(id)?;
-        let volume = self.directory.change(id).expect("read above");
-        (volume.record.break_policy, volume.record.throttle) = (break_policy, throttle);
-        Ok(())
+/// Makes the pool longer.
+fn grow(catalog: &mut Catalog, size: u64) -> Result<(), Failure> {
+    let layout = Layout::new(size);
+    if layout.blocks() < catalog.space.layout().blocks() || size > MAX_POOL_SIZE {
+        return Err(Failure::Nonsense(format!("a journal record makes the pool {size} bytes long")));
     }
+    catalog.space.grow(layout);
+    Ok(())
+}
 
-    /// Gives an orphan its name.
-    fn name_volume(&mut self, id: VolumeId, name: &str) -> Result<(), Failure> {
-        if self.record_of(id)?.state != VolumeState::Orphan {
-            return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0)));
-        }
-        self.directory.adopt(id, name);
-        Ok(())
+/// Renames a volume to the name of another, which is deleted or an orphan from now on.
+fn rename_over(catalog: &mut Catalog, id: VolumeId, name: &str, replaced: VolumeId, kept: bool) -> Result<(), Failure> {
+    catalog.record_of(id)?;
+    catalog.record_of(replaced)?;
+    match kept {
+        true => catalog.directory.orphan(replaced),
+        false => catalog.directory.mark_dead(replaced, catalog.journal.next() + 1),
     }
+    catalog.directory.rename(id, name);
+    Ok(())
+}
 
-    /// `volume` gets what `source` has, or nothing; what it had goes on as a dead volume.
-    fn replace(&mut self, volume: VolumeId, source: VolumeId, dead: VolumeId) -> Result<(), Failure> {
-        let old = self.record_of(volume)?;
-        let new = match source {
-            NO_VOLUME => VolumeRecord { chunk: old.chunk, ..VolumeRecord::empty(volume, "", 0) },
-            source => self.record_of(source)?,
-        };
-        let origin = if source == NO_VOLUME { String::new() } else { self.directory.full_name(&new) };
-        // Used up in any case, so that numbers do not depend on what there was to give up.
-        self.next_id = self.next_id.max(dead.0 + 1);
-        if !old.root.is_absent() {
-            let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
-            let (name, origin, attributes) = ("".into(), String::new(), None);
-            let (id, source) = (dead, NO_VOLUME);
-            self.add(VolumeRecord { id, state, parent, name, origin, source, cursor, attributes, ..old });
-        }
-        self.share_root(&new);
-        if !planted(Bug::ReplaceKeepsSourceAlone) {
-            self.raise_shared(source);
-        }
-        self.raise_shared(volume);
-        let record = &mut self.directory.change(volume).expect("read above").record;
-        (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);
-        (record.seams, record.estimated) = (new.seams, new.estimated);
-        (record.size, record.trim_end) = (new.size, new.trim_end);
-        (record.chunk, record.origin) = (new.chunk, origin);
-        if source != NO_VOLUME {
-            (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
-            record.gather = new.gather;
-        }
-        self.directory.descend(volume, source);
-        self.directory.update_tail(volume);
-        self.directory.update_gathering(volume);
-        self.space.forget_reservations_of(volume);
-        self.advance();
-        Ok(())
+/// Sets how the copier works for a volume.
+fn set_copying(
+    catalog: &mut Catalog,
+    id: VolumeId,
+    break_policy: BreakPolicy,
+    throttle: Throttle,
+) -> Result<(), Failure> {
+    catalog.record_of(id)?;
+    let volume = catalog.directory.change(id).expect("read above");
+    (volume.record.break_policy, volume.record.throttle) = (break_policy, throttle);
+    Ok(())
+}
+
+/// Gives an orphan its name.
+fn name_volume(catalog: &mut Catalog, id: VolumeId, name: &str) -> Result<(), Failure> {
+    if catalog.record_of(id)?.state != VolumeState::Orphan {
+        return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0)));
     }
+    catalog.directory.adopt(id, name);
+    Ok(())
+}
+
+/// `volume` gets what `source` has, or nothing; what it had goes on as a dead volume.
+fn replace(catalog: &mut Catalog, volume: VolumeId, source: VolumeId, dead: VolumeId) -> Result<(), Failure> {
+    let old = catalog.record_of(volume)?;
+    let new = match source {
+        NO_VOLUME => VolumeRecord { chunk: old.chunk, ..VolumeRecord::empty(volume, "", 0) },
+        source => catalog.record_of(source)?,
+    };
+    let origin = if source == NO_VOLUME { String::new() } else { catalog.directory.full_name(&new) };
+    // Used up in any case, so that numbers do not depend on what there was to give up.
+    catalog.next_id = catalog.next_id.max(dead.0 + 1);
+    if !old.root.is_absent() {
+        let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
+        let (name, origin, attributes) = ("".into(), String::new(), None);
+        let (id, source) = (dead, NO_VOLUME);
+        catalog.add(VolumeRecord { id, state, parent, name, origin, source, cursor, attributes, ..old });
+    }
+    catalog.share_root(&new);
+    if !planted(Bug::ReplaceKeepsSourceAlone) {
+        catalog.raise_shared(source);
+    }
+    catalog.raise_shared(volume);
+    let record = &mut catalog.directory.change(volume).expect("read above").record;
+    (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);
+    (record.seams, record.estimated) = (new.seams, new.estimated);
+    (record.size, record.trim_end) = (new.size, new.trim_end);
+    (record.chunk, record.origin) = (new.chunk, origin);
+    if source != NO_VOLUME {
+        (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
+        record.gather = new.gather;
+    }
+    catalog.directory.descend(volume, source);
+    catalog.directory.update_tail(volume);
+    catalog.directory.update_gathering(volume);
+    catalog.space.forget_reservations_of(volume);
+    catalog.advance();
+    Ok(())
 }

@@ -143,302 +143,6 @@ impl Catalog {
         let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);
         self.view_of(id).is_some() && base(id)
     }
-
-    /// Exceptions of `chunk`, in pages, that belong to `id` and that `heir`, the next older snapshot that
-    /// stays, does not need.
-    pub fn freed_of(
-        &mut self,
-        protects: &OriginRecord,
-        chunk_pages: u64,
-        chunk: u64,
-        id: VolumeId,
-        heir: Option<VolumeId>,
-    ) -> Result<u64, Failure> {
-        let parts = self.parts_of(protects, chunk_pages, chunk, id, heir)?;
-        Ok(parts.iter().filter(|part| heir.is_none() || !part.needed).map(|part| part.piece.pages).sum())
-    }
-
-    /// The views that need the old contents of whatever is written: the newest snapshot of the chain, and
-    /// every independent one.
-    pub fn copy_out_views(&self, origin: VolumeId) -> Vec<ExceptionView> {
-        let Some(chain) = self.directory.chain(origin) else { return Vec::new() };
-        let newest = chain.chained.last().map(|&id| ExceptionView::chained(id));
-        newest.into_iter().chain(chain.independent.iter().map(|&id| ExceptionView::Independent(id))).collect()
-    }
-
-    /// Moves `at` to the next page before `end` that `view` would lose by a write; returns the number of such
-    /// pages from there on. A repeated attempt continues where the last one stopped, so it needs few pages in
-    /// memory.
-    pub fn missing_exception(
-        &mut self,
-        origin: VolumeId,
-        view: ExceptionView,
-        at: &mut VirtualPage,
-        end: VirtualPage,
-    ) -> Result<Option<u64>, Failure> {
-        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
-        while *at < end {
-            let run = exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, *at, end.0 - at.0);
-            let run = run.map_err(Stop::from)?;
-            if run.at.is_none() {
-                return Ok(Some(run.len));
-            }
-            at.0 += run.len;
-        }
-        Ok(None)
-    }
-
-    fn edit_exceptions(&mut self, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut OriginRecord)> {
-        let confirmed = self.journal.durable_seq();
-        let protects = self.directory.change(origin)?.record.origin_record.as_mut()?;
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
-        Some((editor, protects))
-    }
-
-    fn count_referenced(&mut self, id: VolumeId, by: i64) {
-        if let Some(volume) = self.directory.change(id) {
-            let record = &mut volume.record;
-            record.referenced = record.referenced.saturating_add_signed(by);
-            if record.state == VolumeState::Snapshot {
-                record.cursor = record.cursor.saturating_add_signed(by);
-            }
-        }
-    }
-
-    /// Adds exceptions for `len` pages of one chunk from `at` on for `sequence`: all of them or, on a stop,
-    /// none.
-    pub fn add_exceptions(
-        &mut self,
-        origin: VolumeId,
-        sequence: VolumeId,
-        at: VirtualPage,
-        len: u64,
-        to: PageAddr,
-    ) -> Result<(), Failure> {
-        let nonsense =
-            || Failure::Nonsense(format!("chunks are kept for snapshot {}, which does not exist", sequence.0));
-        let snapshot = &self.directory.get(sequence).ok_or_else(nonsense)?.record;
-        let independent = snapshot.flags.independent;
-        let (_, chunk_pages) = self.protects(origin).ok_or_else(nonsense)?;
-        let (chunk, page) = (at.0 / chunk_pages, at.0 % chunk_pages);
-        debug_assert!(page + len <= chunk_pages);
-        let until = self.journal.next() + 1;
-        let (mut editor, protects) = self.edit_exceptions(origin, until).ok_or_else(nonsense)?;
-        let mut batch = Batch::default();
-        let value = Piece { to, pages: len }.to_bits();
-        match independent {
-            true => batch.set(ExceptionKey::independent(sequence, chunk, page).0, value),
-            false => {
-                batch.set(ExceptionKey::chained(chunk, sequence, page).0, value);
-                editor.list_chunk(&protects.exceptions, ExceptionKey::list(sequence, chunk), chunk, &mut batch)?;
-            }
-        }
-        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
-        editor.tree_apply(&mut protects.exceptions, prepared);
-        editor.space.incr_pages(to, len);
-        self.count_referenced(sequence, len as i64);
-        Ok(())
-    }
-
-    /// Which of the chunks listed together with `chunk` are rolled back, a bit each.
-    pub fn rolled_back_chunks(&mut self, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
-        let bits = ordered::get(&mut self.tables, kept, ExceptionKey::back(chunk).0).map_err(Stop::from)?;
-        Ok(bits.unwrap_or(0))
-    }
-
-    /// First chunk of the first list of rolled-back chunks that begins before `end`.
-    pub fn first_rolled_back_list(&mut self, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
-        let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
-        let to = ExceptionKey::back(end.next_multiple_of(CHUNKS_PER_LIST)).0;
-        let found = ordered::scan(&mut self.tables, &protects.exceptions, ExceptionKey::back(0).0, to, 1)
-            .map_err(Stop::from)?;
-        Ok(found.first().and_then(|&(key, _)| match ExceptionKey(key).kind()? {
-            ExceptionKind::Back { first } => Some(first),
-            _ => None,
-        }))
-    }
-
-    /// Lists `count` chunks, which share a list, as rolled back.
-    pub fn note_rolled_back(&mut self, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
-        let until = self.journal.next() + 1;
-        let nonsense = || Failure::Nonsense(format!("chunks of volume {}, which is no origin, are back", origin.0));
-        let inside = count > 0 && first % CHUNKS_PER_LIST + count <= CHUNKS_PER_LIST;
-        let (mut editor, protects) = self.edit_exceptions(origin, until).filter(|_| inside).ok_or_else(nonsense)?;
-        let key = ExceptionKey::back(first).0;
-        let bits = ordered::get(editor.tables, &protects.exceptions, key).map_err(Stop::from)?.unwrap_or(0);
-        let mut batch = Batch::default();
-        batch.set(key, (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % CHUNKS_PER_LIST)));
-        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
-        editor.tree_apply(&mut protects.exceptions, prepared);
-        Ok(())
-    }
-
-    /// A rollback of an origin to `snapshot` is done for all chunks before `cursor`; without a snapshot it
-    /// has ended. Removes the list of rolled-back chunks that ends before there; there is at most one.
-    pub fn advance_rollback(&mut self, origin: VolumeId, snapshot: VolumeId, cursor: u64) -> Result<(), Failure> {
-        let nonsense = || Failure::Nonsense(format!("volume {}, which is no origin, is rolled back", origin.0));
-        let record = &self.directory.get(origin).ok_or_else(nonsense)?.record;
-        let ended = snapshot == NO_VOLUME;
-        let end = if ended { record.size.div_ceil(record.chunk).next_multiple_of(CHUNKS_PER_LIST) } else { cursor };
-        if !ended && self.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
-            return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
-        }
-        // At its start there is no list, and the record is that of a verb, which loads no tables.
-        let list = match cursor {
-            0 => None,
-            _ => self.first_rolled_back_list(origin, end)?.filter(|first| first + CHUNKS_PER_LIST <= end),
-        };
-        let until = self.journal.next() + 1;
-        let (mut editor, protects) = self.edit_exceptions(origin, until).ok_or_else(nonsense)?;
-        let mut batch = Batch::default();
-        list.filter(|_| !planted(Bug::BackListStays))
-            .into_iter()
-            .for_each(|first| batch.remove(ExceptionKey::back(first).0));
-        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
-        editor.tree_apply(&mut protects.exceptions, prepared);
-        protects.rollback_to = snapshot;
-        if !ended && cursor == 0 {
-            self.directory.rollback_begins(origin, until);
-        }
-        let volume = self.directory.change(origin).expect("changed just now");
-        volume.record.cursor = if ended { 0 } else { cursor };
-        Ok(())
-    }
-
-    /// Name of the snapshot that an origin is being rolled back to.
-    pub fn rollback_snapshot(&self, origin: VolumeId) -> Option<String> {
-        let rollback = self.rollback(origin)?;
-        Some(self.directory.full_name(&self.directory.get(rollback.snapshot)?.record))
-    }
-
-    /// Frees the exceptions of the dead snapshot `id` or hands them to the next older one, in small steps;
-    /// true when nothing is left.
-    pub fn release_exceptions(&mut self, id: VolumeId) -> Result<bool, Failure> {
-        let Some(dead) = self.directory.get(id).map(|v| &v.record) else { return Ok(true) };
-        let (origin, independent) = (dead.parent, dead.flags.independent);
-        let alive = self.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
-        match (alive, independent) {
-            (false, _) => Ok(true),
-            (true, true) => {
-                let (from, end) =
-                    (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0));
-                self.free_exceptions(origin, from, end)
-            }
-            (true, false) => self.release_chunk(origin, id),
-        }
-    }
-
-    /// Frees all exceptions of a dead origin in small steps; true when nothing is left.
-    pub fn release_origin(&mut self, id: VolumeId) -> Result<bool, Failure> {
-        self.free_exceptions(id, ExceptionKey(0), ExceptionKey::END)
-    }
-
-    fn free_exceptions(&mut self, origin: VolumeId, from: ExceptionKey, end: ExceptionKey) -> Result<bool, Failure> {
-        let until = self.journal.next();
-        let Some((mut editor, protects)) = self.edit_exceptions(origin, until) else { return Ok(true) };
-        let pairs =
-            ordered::scan(editor.tables, &protects.exceptions, from.0, end.0, PAIRS_PER_STEP).map_err(Stop::from)?;
-        let mut batch = Batch::default();
-        pairs.iter().for_each(|&(key, _)| batch.remove(key));
-        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
-        editor.tree_apply(&mut protects.exceptions, prepared);
-        pairs.iter().for_each(|&(key, value)| editor.free_piece(ExceptionKey(key), value));
-        Ok(pairs.is_empty())
-    }
-
-    /// Handles the next chunk listed for the dead snapshot `id` of the chain.
-    fn release_chunk(&mut self, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
-        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
-        let (from, end) = (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0));
-        let listed = ordered::scan(&mut self.tables, &protects.exceptions, from.0, end.0, 1).map_err(Stop::from)?;
-        let Some(&(key, bits)) = listed.first() else { return Ok(true) };
-        let Some(ExceptionKind::List { first, .. }) = ExceptionKey(key).kind() else { return Ok(true) };
-        let chunk = first + u64::from(bits.trailing_zeros());
-        let heir = self.directory.chain(origin).and_then(|chain| chain.chained.range(..id).next_back().copied());
-        let heir = if planted(Bug::RelabelToOldest) {
-            heir.and_then(|_| self.directory.chain(origin).and_then(|chain| chain.chained.first().copied()))
-        } else {
-            heir
-        };
-        let parts = self.parts_of(&protects, chunk_pages, chunk, id, heir)?;
-        let until = self.journal.next();
-        let Some((mut editor, protects)) = self.edit_exceptions(origin, until) else { return Ok(true) };
-        let kept = &mut protects.exceptions;
-        let mut batch = Batch::default();
-        let inherits = |part: &PiecePart| heir.filter(|_| part.needed);
-        for part in &parts {
-            batch.remove(ExceptionKey::chained(chunk, id, part.page).0);
-            if let Some(heir) = inherits(part) {
-                batch.set(ExceptionKey::chained(chunk, heir, part.page).0, part.piece.to_bits());
-            }
-        }
-        if let Some(heir) = parts.iter().find_map(inherits) {
-            editor.list_chunk(kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
-        }
-        if planted(Bug::ReleasedInSteps) {
-            drop(editor.tree_prepare(kept, batch.clone())?);
-            let removals = editor.tree_prepare(kept, batch.take_removals())?;
-            editor.tree_apply(kept, removals);
-        }
-        let rest = bits & (bits - 1);
-        batch.put(key, (rest != 0).then_some(rest));
-        let prepared = editor.tree_prepare(kept, batch)?;
-        editor.tree_apply(kept, prepared);
-        let (mut handed, mut gone) = (0, 0);
-        for part in &parts {
-            gone += part.piece.pages;
-            match inherits(part) {
-                Some(_) => handed += part.piece.pages,
-                None => editor.free_piece(ExceptionKey::chained(chunk, id, part.page), part.piece.to_bits()),
-            }
-        }
-        self.count_referenced(id, -(gone as i64));
-        if let Some(heir) = heir.filter(|_| handed > 0) {
-            self.count_referenced(heir, handed as i64);
-        }
-        Ok(false)
-    }
-
-    /// The pieces of `chunk` that belong to `id`, split where the next older snapshot begins or ceases to
-    /// need them.
-    fn parts_of(
-        &mut self,
-        protects: &OriginRecord,
-        chunk_pages: u64,
-        chunk: u64,
-        id: VolumeId,
-        heir: Option<VolumeId>,
-    ) -> Result<Vec<PiecePart>, Failure> {
-        let (mut key, end) = (ExceptionKey::chained(chunk, id, 0), ExceptionKey::chained(chunk, VolumeId(id.0 + 1), 0));
-        let mut parts = Vec::new();
-        loop {
-            let pairs = ordered::scan(&mut self.tables, &protects.exceptions, key.0, end.0, PAIRS_PER_STEP)
-                .map_err(Stop::from)?;
-            let Some(&(last, _)) = pairs.last() else { return Ok(parts) };
-            for (found, value) in pairs {
-                let Some(ExceptionKind::Chained { page, .. }) = ExceptionKey(found).kind() else { return Ok(parts) };
-                let whole = piece(value);
-                let mut done = 0;
-                while done < whole.pages {
-                    let left = whole.pages - done;
-                    let at = VirtualPage(chunk * chunk_pages + page + done);
-                    let run = match heir {
-                        None => ExceptionRun { at: Some(PageAddr(0)), len: left },
-                        Some(from) => {
-                            let view = ExceptionView::Chained { from, below: id };
-                            exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, at, left)
-                                .map_err(Stop::from)?
-                        }
-                    };
-                    let piece = Piece { to: PageAddr(whole.to.0 + done), pages: run.len };
-                    let needed = run.at.is_none() && !planted(Bug::KeptLostOnDelete);
-                    parts.push(PiecePart { page: page + done, piece, needed });
-                    done += run.len;
-                }
-            }
-            key = ExceptionKey(last).next();
-        }
-    }
 }
 
 impl Editor<'_> {
@@ -457,5 +161,311 @@ impl Editor<'_> {
             let Piece { to, pages } = piece(value);
             self.space.decr_pages(to, pages, self.until);
         }
+    }
+}
+
+/// Exceptions of `chunk`, in pages, that belong to `id` and that `heir`, the next older snapshot that
+/// stays, does not need.
+pub fn freed_of(
+    catalog: &mut Catalog,
+    protects: &OriginRecord,
+    chunk_pages: u64,
+    chunk: u64,
+    id: VolumeId,
+    heir: Option<VolumeId>,
+) -> Result<u64, Failure> {
+    let parts = parts_of(catalog, protects, chunk_pages, chunk, id, heir)?;
+    Ok(parts.iter().filter(|part| heir.is_none() || !part.needed).map(|part| part.piece.pages).sum())
+}
+
+/// The views that need the old contents of whatever is written: the newest snapshot of the chain, and
+/// every independent one.
+pub fn copy_out_views(catalog: &Catalog, origin: VolumeId) -> Vec<ExceptionView> {
+    let Some(chain) = catalog.directory.chain(origin) else { return Vec::new() };
+    let newest = chain.chained.last().map(|&id| ExceptionView::chained(id));
+    newest.into_iter().chain(chain.independent.iter().map(|&id| ExceptionView::Independent(id))).collect()
+}
+
+/// Moves `at` to the next page before `end` that `view` would lose by a write; returns the number of such
+/// pages from there on. A repeated attempt continues where the last one stopped, so it needs few pages in
+/// memory.
+pub fn missing_exception(
+    catalog: &mut Catalog,
+    origin: VolumeId,
+    view: ExceptionView,
+    at: &mut VirtualPage,
+    end: VirtualPage,
+) -> Result<Option<u64>, Failure> {
+    let (protects, chunk_pages) = catalog.protects(origin).ok_or(Failure::Gone)?;
+    while *at < end {
+        let run = exception_run(&mut catalog.tables, &protects.exceptions, chunk_pages, view, *at, end.0 - at.0);
+        let run = run.map_err(Stop::from)?;
+        if run.at.is_none() {
+            return Ok(Some(run.len));
+        }
+        at.0 += run.len;
+    }
+    Ok(None)
+}
+
+fn edit_exceptions(catalog: &mut Catalog, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut OriginRecord)> {
+    let confirmed = catalog.journal.durable_seq();
+    let protects = catalog.directory.change(origin)?.record.origin_record.as_mut()?;
+    let editor =
+        Editor { tables: &mut catalog.tables, space: &mut catalog.space, epoch: catalog.epoch, until, confirmed };
+    Some((editor, protects))
+}
+
+fn count_referenced(catalog: &mut Catalog, id: VolumeId, by: i64) {
+    if let Some(volume) = catalog.directory.change(id) {
+        let record = &mut volume.record;
+        record.referenced = record.referenced.saturating_add_signed(by);
+        if record.state == VolumeState::Snapshot {
+            record.cursor = record.cursor.saturating_add_signed(by);
+        }
+    }
+}
+
+/// Adds exceptions for `len` pages of one chunk from `at` on for `sequence`: all of them or, on a stop,
+/// none.
+pub fn add_exceptions(
+    catalog: &mut Catalog,
+    origin: VolumeId,
+    sequence: VolumeId,
+    at: VirtualPage,
+    len: u64,
+    to: PageAddr,
+) -> Result<(), Failure> {
+    let nonsense = || Failure::Nonsense(format!("chunks are kept for snapshot {}, which does not exist", sequence.0));
+    let snapshot = &catalog.directory.get(sequence).ok_or_else(nonsense)?.record;
+    let independent = snapshot.flags.independent;
+    let (_, chunk_pages) = catalog.protects(origin).ok_or_else(nonsense)?;
+    let (chunk, page) = (at.0 / chunk_pages, at.0 % chunk_pages);
+    debug_assert!(page + len <= chunk_pages);
+    let until = catalog.journal.next() + 1;
+    let (mut editor, protects) = edit_exceptions(catalog, origin, until).ok_or_else(nonsense)?;
+    let mut batch = Batch::default();
+    let value = Piece { to, pages: len }.to_bits();
+    match independent {
+        true => batch.set(ExceptionKey::independent(sequence, chunk, page).0, value),
+        false => {
+            batch.set(ExceptionKey::chained(chunk, sequence, page).0, value);
+            editor.list_chunk(&protects.exceptions, ExceptionKey::list(sequence, chunk), chunk, &mut batch)?;
+        }
+    }
+    let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+    editor.tree_apply(&mut protects.exceptions, prepared);
+    editor.space.incr_pages(to, len);
+    count_referenced(catalog, sequence, len as i64);
+    Ok(())
+}
+
+/// Which of the chunks listed together with `chunk` are rolled back, a bit each.
+pub fn rolled_back_chunks(catalog: &mut Catalog, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
+    let bits = ordered::get(&mut catalog.tables, kept, ExceptionKey::back(chunk).0).map_err(Stop::from)?;
+    Ok(bits.unwrap_or(0))
+}
+
+/// First chunk of the first list of rolled-back chunks that begins before `end`.
+pub fn first_rolled_back_list(catalog: &mut Catalog, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
+    let (protects, _) = catalog.protects(origin).ok_or(Failure::Gone)?;
+    let to = ExceptionKey::back(end.next_multiple_of(CHUNKS_PER_LIST)).0;
+    let found =
+        ordered::scan(&mut catalog.tables, &protects.exceptions, ExceptionKey::back(0).0, to, 1).map_err(Stop::from)?;
+    Ok(found.first().and_then(|&(key, _)| match ExceptionKey(key).kind()? {
+        ExceptionKind::Back { first } => Some(first),
+        _ => None,
+    }))
+}
+
+/// Lists `count` chunks, which share a list, as rolled back.
+pub fn note_rolled_back(catalog: &mut Catalog, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
+    let until = catalog.journal.next() + 1;
+    let nonsense = || Failure::Nonsense(format!("chunks of volume {}, which is no origin, are back", origin.0));
+    let inside = count > 0 && first % CHUNKS_PER_LIST + count <= CHUNKS_PER_LIST;
+    let (mut editor, protects) = edit_exceptions(catalog, origin, until).filter(|_| inside).ok_or_else(nonsense)?;
+    let key = ExceptionKey::back(first).0;
+    let bits = ordered::get(editor.tables, &protects.exceptions, key).map_err(Stop::from)?.unwrap_or(0);
+    let mut batch = Batch::default();
+    batch.set(key, (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % CHUNKS_PER_LIST)));
+    let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+    editor.tree_apply(&mut protects.exceptions, prepared);
+    Ok(())
+}
+
+/// A rollback of an origin to `snapshot` is done for all chunks before `cursor`; without a snapshot it
+/// has ended. Removes the list of rolled-back chunks that ends before there; there is at most one.
+pub fn advance_rollback(
+    catalog: &mut Catalog,
+    origin: VolumeId,
+    snapshot: VolumeId,
+    cursor: u64,
+) -> Result<(), Failure> {
+    let nonsense = || Failure::Nonsense(format!("volume {}, which is no origin, is rolled back", origin.0));
+    let record = &catalog.directory.get(origin).ok_or_else(nonsense)?.record;
+    let ended = snapshot == NO_VOLUME;
+    let end = if ended { record.size.div_ceil(record.chunk).next_multiple_of(CHUNKS_PER_LIST) } else { cursor };
+    if !ended && catalog.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
+        return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
+    }
+    // At its start there is no list, and the record is that of a verb, which loads no tables.
+    let list = match cursor {
+        0 => None,
+        _ => first_rolled_back_list(catalog, origin, end)?.filter(|first| first + CHUNKS_PER_LIST <= end),
+    };
+    let until = catalog.journal.next() + 1;
+    let (mut editor, protects) = edit_exceptions(catalog, origin, until).ok_or_else(nonsense)?;
+    let mut batch = Batch::default();
+    list.filter(|_| !planted(Bug::BackListStays))
+        .into_iter()
+        .for_each(|first| batch.remove(ExceptionKey::back(first).0));
+    let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+    editor.tree_apply(&mut protects.exceptions, prepared);
+    protects.rollback_to = snapshot;
+    if !ended && cursor == 0 {
+        catalog.directory.rollback_begins(origin, until);
+    }
+    let volume = catalog.directory.change(origin).expect("changed just now");
+    volume.record.cursor = if ended { 0 } else { cursor };
+    Ok(())
+}
+
+/// Name of the snapshot that an origin is being rolled back to.
+pub fn rollback_snapshot(catalog: &Catalog, origin: VolumeId) -> Option<String> {
+    let rollback = catalog.rollback(origin)?;
+    Some(catalog.directory.full_name(&catalog.directory.get(rollback.snapshot)?.record))
+}
+
+/// Frees the exceptions of the dead snapshot `id` or hands them to the next older one, in small steps;
+/// true when nothing is left.
+pub fn release_exceptions(catalog: &mut Catalog, id: VolumeId) -> Result<bool, Failure> {
+    let Some(dead) = catalog.directory.get(id).map(|v| &v.record) else { return Ok(true) };
+    let (origin, independent) = (dead.parent, dead.flags.independent);
+    let alive = catalog.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
+    match (alive, independent) {
+        (false, _) => Ok(true),
+        (true, true) => {
+            let (from, end) =
+                (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0));
+            free_exceptions(catalog, origin, from, end)
+        }
+        (true, false) => release_chunk(catalog, origin, id),
+    }
+}
+
+/// Frees all exceptions of a dead origin in small steps; true when nothing is left.
+pub fn release_origin(catalog: &mut Catalog, id: VolumeId) -> Result<bool, Failure> {
+    free_exceptions(catalog, id, ExceptionKey(0), ExceptionKey::END)
+}
+
+fn free_exceptions(
+    catalog: &mut Catalog,
+    origin: VolumeId,
+    from: ExceptionKey,
+    end: ExceptionKey,
+) -> Result<bool, Failure> {
+    let until = catalog.journal.next();
+    let Some((mut editor, protects)) = edit_exceptions(catalog, origin, until) else { return Ok(true) };
+    let pairs =
+        ordered::scan(editor.tables, &protects.exceptions, from.0, end.0, PAIRS_PER_STEP).map_err(Stop::from)?;
+    let mut batch = Batch::default();
+    pairs.iter().for_each(|&(key, _)| batch.remove(key));
+    let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+    editor.tree_apply(&mut protects.exceptions, prepared);
+    pairs.iter().for_each(|&(key, value)| editor.free_piece(ExceptionKey(key), value));
+    Ok(pairs.is_empty())
+}
+
+/// Handles the next chunk listed for the dead snapshot `id` of the chain.
+fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
+    let (protects, chunk_pages) = catalog.protects(origin).ok_or(Failure::Gone)?;
+    let (from, end) = (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0));
+    let listed = ordered::scan(&mut catalog.tables, &protects.exceptions, from.0, end.0, 1).map_err(Stop::from)?;
+    let Some(&(key, bits)) = listed.first() else { return Ok(true) };
+    let Some(ExceptionKind::List { first, .. }) = ExceptionKey(key).kind() else { return Ok(true) };
+    let chunk = first + u64::from(bits.trailing_zeros());
+    let heir = catalog.directory.chain(origin).and_then(|chain| chain.chained.range(..id).next_back().copied());
+    let heir = if planted(Bug::RelabelToOldest) {
+        heir.and_then(|_| catalog.directory.chain(origin).and_then(|chain| chain.chained.first().copied()))
+    } else {
+        heir
+    };
+    let parts = parts_of(catalog, &protects, chunk_pages, chunk, id, heir)?;
+    let until = catalog.journal.next();
+    let Some((mut editor, protects)) = edit_exceptions(catalog, origin, until) else { return Ok(true) };
+    let kept = &mut protects.exceptions;
+    let mut batch = Batch::default();
+    let inherits = |part: &PiecePart| heir.filter(|_| part.needed);
+    for part in &parts {
+        batch.remove(ExceptionKey::chained(chunk, id, part.page).0);
+        if let Some(heir) = inherits(part) {
+            batch.set(ExceptionKey::chained(chunk, heir, part.page).0, part.piece.to_bits());
+        }
+    }
+    if let Some(heir) = parts.iter().find_map(inherits) {
+        editor.list_chunk(kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
+    }
+    if planted(Bug::ReleasedInSteps) {
+        drop(editor.tree_prepare(kept, batch.clone())?);
+        let removals = editor.tree_prepare(kept, batch.take_removals())?;
+        editor.tree_apply(kept, removals);
+    }
+    let rest = bits & (bits - 1);
+    batch.put(key, (rest != 0).then_some(rest));
+    let prepared = editor.tree_prepare(kept, batch)?;
+    editor.tree_apply(kept, prepared);
+    let (mut handed, mut gone) = (0, 0);
+    for part in &parts {
+        gone += part.piece.pages;
+        match inherits(part) {
+            Some(_) => handed += part.piece.pages,
+            None => editor.free_piece(ExceptionKey::chained(chunk, id, part.page), part.piece.to_bits()),
+        }
+    }
+    count_referenced(catalog, id, -(gone as i64));
+    if let Some(heir) = heir.filter(|_| handed > 0) {
+        count_referenced(catalog, heir, handed as i64);
+    }
+    Ok(false)
+}
+
+/// The pieces of `chunk` that belong to `id`, split where the next older snapshot begins or ceases to
+/// need them.
+fn parts_of(
+    catalog: &mut Catalog,
+    protects: &OriginRecord,
+    chunk_pages: u64,
+    chunk: u64,
+    id: VolumeId,
+    heir: Option<VolumeId>,
+) -> Result<Vec<PiecePart>, Failure> {
+    let (mut key, end) = (ExceptionKey::chained(chunk, id, 0), ExceptionKey::chained(chunk, VolumeId(id.0 + 1), 0));
+    let mut parts = Vec::new();
+    loop {
+        let pairs = ordered::scan(&mut catalog.tables, &protects.exceptions, key.0, end.0, PAIRS_PER_STEP)
+            .map_err(Stop::from)?;
+        let Some(&(last, _)) = pairs.last() else { return Ok(parts) };
+        for (found, value) in pairs {
+            let Some(ExceptionKind::Chained { page, .. }) = ExceptionKey(found).kind() else { return Ok(parts) };
+            let whole = piece(value);
+            let mut done = 0;
+            while done < whole.pages {
+                let left = whole.pages - done;
+                let at = VirtualPage(chunk * chunk_pages + page + done);
+                let run = match heir {
+                    None => ExceptionRun { at: Some(PageAddr(0)), len: left },
+                    Some(from) => {
+                        let view = ExceptionView::Chained { from, below: id };
+                        exception_run(&mut catalog.tables, &protects.exceptions, chunk_pages, view, at, left)
+                            .map_err(Stop::from)?
+                    }
+                };
+                let piece = Piece { to: PageAddr(whole.to.0 + done), pages: run.len };
+                let needed = run.at.is_none() && !planted(Bug::KeptLostOnDelete);
+                parts.push(PiecePart { page: page + done, piece, needed });
+                done += run.len;
+            }
+        }
+        key = ExceptionKey(last).next();
     }
 }

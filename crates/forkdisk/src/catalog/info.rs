@@ -1,6 +1,7 @@
 //! Properties of volumes and snapshots, as callers see them.
 
 use super::Catalog;
+use crate::catalog::exceptions;
 use crate::format::{Attributes, BreakPolicy, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId};
 
@@ -93,7 +94,7 @@ impl Catalog {
                 copy_ahead: protects.copy_ahead,
                 when_full: protects.when_full,
                 clean: protects.clean,
-                rolling: self.rollback_snapshot(record.id),
+                rolling: exceptions::rollback_snapshot(self, record.id),
             }),
             flags: record.flags,
             size: record.size,

@@ -3,11 +3,11 @@
 
 mod apply;
 mod directory;
-mod exceptions;
+pub mod exceptions;
 mod info;
 mod limits;
 mod quota;
-mod rollback;
+pub mod rollback;
 mod source;
 mod watched;
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::Origins;
+use crate::catalog::exceptions;
 use crate::catalog::{Catalog, Failure};
 use crate::device::Device;
 use crate::error::Result;
@@ -24,55 +25,6 @@ struct CountCursor {
     pages: u64,
 }
 
-impl Catalog {
-    /// Counts on; true at the end.
-    fn count_freed(
-        &mut self,
-        id: VolumeId,
-        doomed: &BTreeSet<VolumeId>,
-        counted: &mut CountCursor,
-    ) -> std::result::Result<bool, Failure> {
-        let record = &self.directory.get(id).ok_or(Failure::Gone)?.record;
-        let (origin, independent) = (record.parent, record.flags.independent);
-        let alive = self.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
-        let Some((protects, chunk_pages)) = self.protects(origin).filter(|_| alive) else { return Ok(true) };
-        let (first, end) = match independent {
-            true => (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0)),
-            false => (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0)),
-        };
-        let from = counted.next.max(first);
-        let pairs = ordered::scan(
-            &mut self.tables,
-            &protects.exceptions,
-            from.0,
-            end.0,
-            if independent { PAIRS_PER_STEP } else { 1 },
-        );
-        let pairs = pairs.map_err(Stop::from)?;
-        let older =
-            |chain: &crate::catalog::Chain| chain.chained.range(..id).rev().find(|id| !doomed.contains(id)).copied();
-        let heir = self.directory.chain(origin).and_then(older);
-        for &(key, value) in &pairs {
-            match ExceptionKey(key).kind() {
-                Some(ExceptionKind::List { first, .. }) => {
-                    // One chunk at a time: all of them may need more pages than the cache holds.
-                    while counted.of_list < u128::BITS {
-                        if value >> counted.of_list & 1 == 1 {
-                            let chunk = first + u64::from(counted.of_list);
-                            counted.pages += self.freed_of(&protects, chunk_pages, chunk, id, heir)?;
-                        }
-                        counted.of_list += 1;
-                    }
-                    counted.of_list = 0;
-                }
-                _ => counted.pages += piece(value).pages,
-            }
-        }
-        counted.next = pairs.last().map_or(end, |&(key, _)| ExceptionKey(key).next());
-        Ok(pairs.is_empty())
-    }
-}
-
 impl<D: Device> Origins<D> {
     /// Exceptions, in pages, that deleting all of `doomed` together would free.
     pub async fn exceptions_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
@@ -80,9 +32,56 @@ impl<D: Device> Origins<D> {
         for &id in doomed {
             let mut counted = CountCursor { next: ExceptionKey(0), of_list: 0, pages: 0 };
             let of_origin = self.store.meta.borrow().is_origin_snapshot(id);
-            while of_origin && !self.store.retry_no_alloc(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
+            while of_origin && !self.store.retry_no_alloc(|meta| count_freed(meta, id, doomed, &mut counted)).await? {}
             pages += counted.pages;
         }
         Ok(pages)
     }
+}
+
+/// Counts on; true at the end.
+fn count_freed(
+    catalog: &mut Catalog,
+    id: VolumeId,
+    doomed: &BTreeSet<VolumeId>,
+    counted: &mut CountCursor,
+) -> std::result::Result<bool, Failure> {
+    let record = &catalog.directory.get(id).ok_or(Failure::Gone)?.record;
+    let (origin, independent) = (record.parent, record.flags.independent);
+    let alive = catalog.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
+    let Some((protects, chunk_pages)) = catalog.protects(origin).filter(|_| alive) else { return Ok(true) };
+    let (first, end) = match independent {
+        true => (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0)),
+        false => (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0)),
+    };
+    let from = counted.next.max(first);
+    let pairs = ordered::scan(
+        &mut catalog.tables,
+        &protects.exceptions,
+        from.0,
+        end.0,
+        if independent { PAIRS_PER_STEP } else { 1 },
+    );
+    let pairs = pairs.map_err(Stop::from)?;
+    let older =
+        |chain: &crate::catalog::Chain| chain.chained.range(..id).rev().find(|id| !doomed.contains(id)).copied();
+    let heir = catalog.directory.chain(origin).and_then(older);
+    for &(key, value) in &pairs {
+        match ExceptionKey(key).kind() {
+            Some(ExceptionKind::List { first, .. }) => {
+                // One chunk at a time: all of them may need more pages than the cache holds.
+                while counted.of_list < u128::BITS {
+                    if value >> counted.of_list & 1 == 1 {
+                        let chunk = first + u64::from(counted.of_list);
+                        counted.pages += exceptions::freed_of(catalog, &protects, chunk_pages, chunk, id, heir)?;
+                    }
+                    counted.of_list += 1;
+                }
+                counted.of_list = 0;
+            }
+            _ => counted.pages += piece(value).pages,
+        }
+    }
+    counted.next = pairs.last().map_or(end, |&(key, _)| ExceptionKey(key).next());
+    Ok(pairs.is_empty())
 }

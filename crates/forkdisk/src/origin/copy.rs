@@ -24,6 +24,7 @@ use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
+use crate::catalog::exceptions;
 use crate::store::{EditError, Store, deleted_error};
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
@@ -199,7 +200,7 @@ impl<D: Device> Origin<D> {
             return Vec::new();
         }
         let apart = apart.start / self.chunk * self.chunk..apart.end;
-        let views = store.meta.borrow().copy_out_views(self.id);
+        let views = exceptions::copy_out_views(&store.meta.borrow(), self.id);
         let due = self.hot_ranges.borrow_mut().due(&views, self.chunk, self.size);
         let mut begun = Vec::new();
         if !self.has_ample_space(store, due.iter().chain([&apart]), views.len() as u64) {
@@ -237,7 +238,7 @@ impl<D: Device> Origin<D> {
         let start = VirtualPage(offset / self.chunk * chunk_pages);
         let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE_BYTES)));
         let guard = store.generations.enter();
-        let mut plan = CopyPlan::new(store.meta.borrow().copy_out_views(self.id), start, end);
+        let mut plan = CopyPlan::new(exceptions::copy_out_views(&store.meta.borrow(), self.id), start, end);
         store.retry_on_miss(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
         if let Err(ended) = store.retry_on_miss(|meta| plan.advance(meta, self.id, chunk_pages)).await {
             let mut meta = store.meta.borrow_mut();
@@ -351,7 +352,7 @@ impl<D: Device> Origin<D> {
                     let at = VirtualPage(copy.at.0 + done);
                     let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
                     let to = PageAddr(copy.to.0 + done);
-                    meta.add_exceptions(self.id, copy.sequence, at, len, to)?;
+                    exceptions::add_exceptions(meta, self.id, copy.sequence, at, len, to)?;
                     let (origin, sequence) = (self.id, copy.sequence);
                     let record = Record::CopyOut { origin, sequence, at, len: len as u32, to };
                     meta.journal.append_copied(&record, covered);

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::catalog::exceptions;
 use crate::catalog::{Catalog, ExceptionView, Failure};
 use crate::format::DataChecksum;
 use crate::map::Stop;
@@ -54,7 +55,7 @@ impl CopyPlan {
         chunk_pages: u64,
     ) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.count.view) {
-            while let Some(len) = meta.missing_exception(origin, view, &mut self.count.next, self.end)? {
+            while let Some(len) = exceptions::missing_exception(meta, origin, view, &mut self.count.next, self.end)? {
                 self.count.pages += len;
                 self.count.next.0 += len;
             }
@@ -79,7 +80,7 @@ impl CopyPlan {
                 ExceptionView::Chained { from, .. } => from,
                 ExceptionView::Independent(id) => id,
             };
-            while let Some(len) = meta.missing_exception(origin, view, &mut self.next, self.end)? {
+            while let Some(len) = exceptions::missing_exception(meta, origin, view, &mut self.next, self.end)? {
                 let at = self.next;
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
                 let reserved = meta.reserve(Need::CopyOut { pages, tables: 0 })?;

@@ -29,6 +29,8 @@ use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::out_of_space::SpaceWait;
 use super::{Origin, Origins};
+use crate::catalog::exceptions;
+use crate::catalog::rollback;
 use crate::catalog::{Catalog, Rollback, refuse_during_rollback};
 use crate::store::{EditError, Store, no_space_error};
 
@@ -73,7 +75,7 @@ impl<D: Device> Origin<D> {
             let found = store
                 .retry_no_alloc(|meta| {
                     let rollback = meta.rollback(self.id);
-                    Ok((rollback, meta.is_rolled_back(self.id, chunks.start, chunks.end)?))
+                    Ok((rollback, rollback::is_rolled_back(meta, self.id, chunks.start, chunks.end)?))
                 })
                 .await;
             let (rollback, (back, n)) = match found {
@@ -159,7 +161,7 @@ impl<D: Device> Origin<D> {
             let Some(rollback) = self.rollback(store) else { return Ok(()) };
             let mut parts = Vec::new();
             // Results stay when a table has to be loaded.
-            store.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
+            store.retry_on_miss(|meta| rollback::rollback_changes(meta, self.id, &mut at, end, &mut parts)).await?;
             for part in parts.iter().flat_map(pieces) {
                 let (read, buf) = self.read_snapshot(store, rollback, part.start, part.end).await;
                 read.map_err(EditError::Error)?;
@@ -189,7 +191,7 @@ impl<D: Device> Origin<D> {
         let mut flushed = planted(Bug::BackBeforeFlush);
         let mut at = chunks.start;
         while at < chunks.end && !planted(Bug::BackNotNoted) {
-            let (back, n) = store.retry_on_miss(|meta| meta.is_rolled_back(self.id, at, chunks.end)).await?;
+            let (back, n) = store.retry_on_miss(|meta| rollback::is_rolled_back(meta, self.id, at, chunks.end)).await?;
             // One record covers chunks that share a list.
             let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
             if !back {
@@ -201,7 +203,7 @@ impl<D: Device> Origin<D> {
                 store
                     .retry_on_miss(|meta| {
                         let _ = meta.reserve(Need::NoteRollback)?;
-                        meta.note_rolled_back(self.id, at, n)?;
+                        exceptions::note_rolled_back(meta, self.id, at, n)?;
                         meta.journal.append(&record);
                         Ok(())
                     })
@@ -288,7 +290,7 @@ impl<D: Device> Origin<D> {
         // No chunks behind the cursor are listed while the next cursor is decided.
         let mut alone = self.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
         while parts.is_empty() && at < end {
-            store.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
+            store.retry_on_miss(|meta| rollback::rollback_changes(meta, self.id, &mut at, end, &mut parts)).await?;
         }
         let next = parts.first().map_or(last, |part| part.start / self.chunk);
         let mut to = if next > cursor { next } else { batch.end };
@@ -298,7 +300,7 @@ impl<D: Device> Origin<D> {
             self.roll_back_chunks(store, batch).await?;
         }
         // Each step removes one list.
-        if let Some(list) = store.retry_on_miss(|meta| meta.first_rolled_back_list(self.id, to)).await? {
+        if let Some(list) = store.retry_on_miss(|meta| exceptions::first_rolled_back_list(meta, self.id, to)).await? {
             to = to.min(list + CHUNKS_PER_LIST);
         }
         self.flush().await.map_err(EditError::Error)?;
@@ -307,7 +309,7 @@ impl<D: Device> Origin<D> {
         let record = Record::RollbackProgress { origin: self.id, snapshot, cursor: to };
         self.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
         let moved = store.retry_on_miss(|meta| {
-            meta.advance_rollback(self.id, snapshot, to)?;
+            exceptions::advance_rollback(meta, self.id, snapshot, to)?;
             meta.journal.append(&record);
             Ok(())
         });

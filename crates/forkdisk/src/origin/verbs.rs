@@ -13,6 +13,7 @@ use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chu
 
 use super::sample;
 use super::{Origin, Origins};
+use crate::catalog::exceptions;
 use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback};
 use crate::store::Store;
 use crate::store::deleted_error;
@@ -365,7 +366,7 @@ impl<D: Device> Origins<D> {
                     .as_ref()
                     .map_or(0, |stamp| sample::zones(record.size) & !stamp.written)
                     .count_ones(),
-                rolling: meta.rollback_snapshot(record.id),
+                rolling: exceptions::rollback_snapshot(&meta, record.id),
             })
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));

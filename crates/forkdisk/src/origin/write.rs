@@ -14,6 +14,7 @@ use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::stream::Streams;
 use crate::catalog::ExceptionView;
+use crate::catalog::exceptions;
 use crate::store::{EditError, Store, no_space_error};
 
 /// Zeroes written at once, in bytes.
@@ -144,7 +145,7 @@ impl<D: Device> Origin<D> {
         let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
         store
             .retry_no_alloc(|meta| {
-                let now = meta.copy_out_views(self.id);
+                let now = exceptions::copy_out_views(meta, self.id);
                 if now != views {
                     (views, looked, at, found) = (now, 0, first, None);
                 }
@@ -160,7 +161,7 @@ impl<D: Device> Origin<D> {
                         view => view,
                     };
                     let end = found.unwrap_or(last);
-                    if meta.missing_exception(self.id, view, &mut at, end)?.is_some() {
+                    if exceptions::missing_exception(meta, self.id, view, &mut at, end)?.is_some() {
                         found = Some(at);
                     }
                     (looked, at) = (looked + 1, first);

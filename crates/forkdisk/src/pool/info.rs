@@ -97,23 +97,6 @@ pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
     Some(Recorded { uuid: superblock.uuid, generation: superblock.generation, clean: superblock.clean })
 }
 
-impl Catalog {
-    /// Pages that writes can get together. A write needs more than its data: the pages of the next
-    /// checkpoint, and a table for each block that it does not fill.
-    fn writable_pages(&self) -> u64 {
-        let left = self.space.unreserved(self.checkpoint_pages());
-        left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
-    }
-
-    /// Exceptions of all origins, in pages.
-    fn kept_pages(&self) -> u64 {
-        let of_origin =
-            |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
-        let snapshots = self.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
-        snapshots.filter(of_origin).map(|r| r.cursor).sum()
-    }
-}
-
 impl<D: Device> Store<D> {
     fn mode(&self) -> Mode {
         match () {
@@ -157,7 +140,7 @@ impl<D: Device> Pool<D> {
             mode: self.store.mode(),
             size: meta.size(),
             used: meta.size().saturating_sub(unused + freeing),
-            free: meta.writable_pages() * page,
+            free: writable_pages(&meta) * page,
             unused,
             freeing,
             low_water: self.store.options.low_water.bytes(meta.size()),
@@ -166,7 +149,7 @@ impl<D: Device> Pool<D> {
             volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
             origins: seen(VolumeState::Origin),
             snapshots: seen(VolumeState::Snapshot),
-            kept: meta.kept_pages() * page,
+            kept: kept_pages(&meta) * page,
             referenced: sum(|record| record.referenced) * page,
             scattered: sum(|record| record.seams) * page,
             dirty: meta.dirty_bytes() as u64,
@@ -211,4 +194,19 @@ impl<D: Device> Pool<D> {
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         self.store.find(name)
     }
+}
+
+/// Pages that writes can get together. A write needs more than its data: the pages of the next
+/// checkpoint, and a table for each block that it does not fill.
+fn writable_pages(catalog: &Catalog) -> u64 {
+    let left = catalog.space.unreserved(catalog.checkpoint_pages());
+    left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
+}
+
+/// Exceptions of all origins, in pages.
+fn kept_pages(catalog: &Catalog) -> u64 {
+    let of_origin =
+        |r: &&VolumeRecord| catalog.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
+    let snapshots = catalog.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
+    snapshots.filter(of_origin).map(|r| r.cursor).sum()
 }

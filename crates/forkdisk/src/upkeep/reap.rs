@@ -12,6 +12,7 @@ use crate::sync::LockMode;
 use crate::types::{VirtualPage, VolumeId};
 
 use super::Upkeep;
+use crate::catalog::exceptions;
 use crate::catalog::{Catalog, pages_of};
 use crate::runtime::yield_now;
 use crate::space::Need;
@@ -102,8 +103,8 @@ impl<D: Device> Upkeep<D> {
                         volume.record.root = MapEntry::ABSENT;
                     }
                     match done {
-                        true if of_origin => meta.release_origin(id),
-                        true => meta.release_exceptions(id),
+                        true if of_origin => exceptions::release_origin(meta, id),
+                        true => exceptions::release_exceptions(meta, id),
                         false => Ok(false),
                     }
                 })

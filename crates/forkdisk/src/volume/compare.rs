@@ -1,5 +1,6 @@
 //! Comparing volumes page by page, by their maps.
 
+use crate::catalog::rollback;
 use crate::catalog::{Catalog, Failure, PageSource, pages_of};
 use crate::device::Device;
 use crate::error::Result;
@@ -99,8 +100,8 @@ fn next_run(
             return Ok((same.min(max), DiffClass::Same));
         }
     }
-    let x = if sides.0 { meta.place_of(&a, at, max)? } else { (None, max) };
-    let y = if sides.1 { meta.place_of(&b, at, max)? } else { (None, max) };
+    let x = if sides.0 { place_of(meta, &a, at, max)? } else { (None, max) };
+    let y = if sides.1 { place_of(meta, &b, at, max)? } else { (None, max) };
     let class = match (x.0, y.0) {
         (None, None) => DiffClass::Same,
         (Some(_), None) => DiffClass::LeftOnly,
@@ -118,42 +119,6 @@ enum Place {
     Pool(PageAddr),
     /// On the device of this origin, at the same offset.
     Origin(VolumeId),
-}
-
-impl Catalog {
-    /// Place of page `at` of a volume, and the number of contiguous pages from there; `None`: a hole.
-    fn place_of(
-        &mut self,
-        record: &VolumeRecord,
-        at: VirtualPage,
-        max: u64,
-    ) -> std::result::Result<(Option<Place>, u64), Failure> {
-        if record.state == VolumeState::Origin {
-            let chunk_pages = record.chunk / PAGE_SIZE as u64;
-            let (chunk, end) = (at.0 / chunk_pages, (at.0 + max).div_ceil(chunk_pages));
-            let (back, chunks) = self.is_rolled_back(record.id, chunk, end)?;
-            let max = max.min((chunk + chunks) * chunk_pages - at.0);
-            return match self.rollback(record.id).filter(|_| !back) {
-                None => Ok((Some(Place::Origin(record.id)), max)),
-                Some(rolling) => {
-                    let snapshot = self.directory.get(rolling.snapshot).ok_or(Failure::Gone)?.record.clone();
-                    self.place_of(&snapshot, at, max)
-                }
-            };
-        }
-        let Some((origin, view)) = self.view_of(record.id) else {
-            let run = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;
-            return Ok((run.data.map(|(page, _)| Place::Pool(page)), run.len));
-        };
-        let end = self.directory.get(origin).map_or(0, |v| pages_of(v.record.size));
-        let (source, len) = self.source_of(record.id, (origin, view, end), at, max)?;
-        let place = match source {
-            PageSource::Own(page) | PageSource::Exception(page) => Some(Place::Pool(page)),
-            PageSource::Origin => Some(Place::Origin(origin)),
-            PageSource::Zero => None,
-        };
-        Ok((place, len))
-    }
 }
 
 impl<D: Device> Store<D> {
@@ -215,4 +180,38 @@ impl<D: Device> Store<D> {
         }
         Ok((stop, is_same))
     }
+}
+
+/// Place of page `at` of a volume, and the number of contiguous pages from there; `None`: a hole.
+fn place_of(
+    catalog: &mut Catalog,
+    record: &VolumeRecord,
+    at: VirtualPage,
+    max: u64,
+) -> std::result::Result<(Option<Place>, u64), Failure> {
+    if record.state == VolumeState::Origin {
+        let chunk_pages = record.chunk / PAGE_SIZE as u64;
+        let (chunk, end) = (at.0 / chunk_pages, (at.0 + max).div_ceil(chunk_pages));
+        let (back, chunks) = rollback::is_rolled_back(catalog, record.id, chunk, end)?;
+        let max = max.min((chunk + chunks) * chunk_pages - at.0);
+        return match catalog.rollback(record.id).filter(|_| !back) {
+            None => Ok((Some(Place::Origin(record.id)), max)),
+            Some(rolling) => {
+                let snapshot = catalog.directory.get(rolling.snapshot).ok_or(Failure::Gone)?.record.clone();
+                place_of(catalog, &snapshot, at, max)
+            }
+        };
+    }
+    let Some((origin, view)) = catalog.view_of(record.id) else {
+        let run = lookup(&mut catalog.tables, record, at, max).map_err(Stop::from)?;
+        return Ok((run.data.map(|(page, _)| Place::Pool(page)), run.len));
+    };
+    let end = catalog.directory.get(origin).map_or(0, |v| pages_of(v.record.size));
+    let (source, len) = catalog.source_of(record.id, (origin, view, end), at, max)?;
+    let place = match source {
+        PageSource::Own(page) | PageSource::Exception(page) => Some(Place::Pool(page)),
+        PageSource::Origin => Some(Place::Origin(origin)),
+        PageSource::Zero => None,
+    };
+    Ok((place, len))
 }

@@ -147,7 +147,7 @@ impl<D: Device> Upkeep<D> {
             let (next, found) = self
                 .store
                 .retry_no_alloc(|meta| {
-                    let (mut editor, record) = meta.living(id)?;
+                    let (mut editor, record) = plan::living(meta, id)?;
                     let (next, found) = editor.next_scattered(record, at, BLOCKS_PER_STEP).map_err(Stop::from)?;
                     Ok((next, found || next.0 >= table_span(record.level)))
                 })
@@ -208,7 +208,7 @@ impl<D: Device> Upkeep<D> {
         // One at a time: a waiting task cuts copies short.
         let _alone = self.gathering.lock.lock(0..1, LockMode::Exclusive).await;
         self.store.wait_below_dirty_limit().await?;
-        let Some(plan) = self.store.retry_pinned(|meta| meta.plan_moves(id, at, way)).await? else {
+        let Some(plan) = self.store.retry_pinned(|meta| plan::plan_moves(meta, id, at, way)).await? else {
             return Ok(Outcome::Nothing);
         };
         self.store.meta.borrow_mut().watched.watch(plan.pages());
@@ -226,11 +226,11 @@ impl<D: Device> Upkeep<D> {
         let placed = self
             .store
             .retry_pinned(|meta| {
-                let Some(plan) = meta.plan_moves(id, at, way)? else { return Ok(None) };
+                let Some(plan) = plan::plan_moves(meta, id, at, way)? else { return Ok(None) };
                 if !plan.pages().all(|page| meta.watched.is_watched(page)) {
                     return Ok(None);
                 }
-                Ok(Some(meta.place_gathered(plan).map_err(|miss| Failure::Stop(miss.into()))?))
+                Ok(Some(plan::place_gathered(meta, plan).map_err(|miss| Failure::Stop(miss.into()))?))
             })
             .await?;
         let moved = match placed {
@@ -334,7 +334,7 @@ impl<D: Device> Upkeep<D> {
     async fn publish_gathered(&self, id: VolumeId, at: VirtualPage, moved: &[MovedRun]) -> Result<Outcome> {
         self.store.check_writable()?;
         let published = self.store.retry_pinned(|meta| {
-            let Some(record) = meta.gather_record(id, at, moved)? else { return Ok(None) };
+            let Some(record) = plan::gather_record(meta, id, at, moved)? else { return Ok(None) };
             let mut done = 0;
             meta.apply(&record, &mut done)?;
             meta.journal.append(&record);

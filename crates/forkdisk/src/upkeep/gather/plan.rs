@@ -95,163 +95,6 @@ struct Survey {
     movable: Movable,
 }
 
-impl Catalog {
-    /// Returns the map of a volume that is not deleted: the tables of a deleted one are released one by one,
-    /// and the tables above still refer to them.
-    pub(super) fn living(&mut self, id: VolumeId) -> Result<(Editor<'_>, &VolumeRecord), Failure> {
-        match self.read_editor(id) {
-            Some((editor, record)) if record.state != VolumeState::Dead => Ok((editor, record)),
-            _ => Err(Failure::Gone),
-        }
-    }
-
-    fn survey(&mut self, id: VolumeId, at: VirtualPage) -> Result<Option<Survey>, Failure> {
-        self.living(id)?;
-        let alone = self.members([id].into_iter(), at);
-        let Some(found) = self.look_at(alone, id, at)? else { return Ok(None) };
-        if found.movable.pages == found.movable.all || self.directory.iter().count() > MAX_MEMBERS {
-            return Ok(Some(found));
-        }
-        let ids: Vec<VolumeId> = self.directory.iter().map(|v| v.record.id).collect();
-        let all = self.members(ids.into_iter(), at);
-        self.look_at(all, id, at)
-    }
-
-    fn look_at(
-        &mut self,
-        members: Vec<crate::map::Member>,
-        id: VolumeId,
-        at: VirtualPage,
-    ) -> Result<Option<Survey>, Failure> {
-        let mut editor = self.editor();
-        let family = editor.family(members, at)?;
-        let movable = editor.movable(&family, id)?;
-        Ok(movable.map(|movable| Survey { family, movable }))
-    }
-
-    /// Returns what to move of the virtual block that begins at `at`, if anything.
-    pub fn plan_moves(&mut self, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Option<MovePlan>, Failure> {
-        if way == GatherMode::Home && self.has_holes(id, at)? {
-            return Ok(None);
-        }
-        let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
-        let (before, follow) = self.neighbours(id, at)?;
-        let is_scattered = seams_of(&movable.all) > 0;
-        let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
-        let behind =
-            (way == GatherMode::Sequential && (is_scattered || !follows)).then(|| plan_move_all(&movable)).flatten();
-        let behind = behind.filter(|plan| matches!(plan.target, Target::Block));
-        let mut plan = behind.and_then(|plan| limit_to_worthwhile(plan, &movable, way));
-        if plan.is_none() && is_scattered {
-            let plans = self.single_block_plans(&movable, way)?;
-            plan = plans
-                .into_iter()
-                .flatten()
-                .find_map(|plan| limit_to_worthwhile(plan, &movable, way.min(GatherMode::Requested)));
-        }
-        Ok(plan.map(|plan| MovePlan { before, follow, ..plan }))
-    }
-
-    /// Whether the virtual block has a hole before the end of the volume.
-    fn has_holes(&mut self, id: VolumeId, at: VirtualPage) -> Result<bool, Failure> {
-        let (editor, record) = self.living(id)?;
-        let (mut page, end) = (at.0, pages_of(record.size).min(at.0 + BLOCK_PAGES));
-        while page < end {
-            let run = lookup(editor.tables, record, VirtualPage(page), end - page).map_err(Stop::from)?;
-            if run.data.is_none() {
-                return Ok(true);
-            }
-            page += run.len;
-        }
-        Ok(false)
-    }
-
-    /// Returns the block in which the virtual block before `at` ends, and how many virtual blocks are left
-    /// from `at` on.
-    fn neighbours(&mut self, id: VolumeId, at: VirtualPage) -> Result<(Option<Block>, u64), Failure> {
-        let (editor, record) = self.living(id)?;
-        let left = pages_of(record.size).saturating_sub(at.0).div_ceil(BLOCK_PAGES).clamp(1, MAX_ROW_BLOCKS);
-        let Some(last) = at.0.checked_sub(1) else { return Ok((None, left)) };
-        let run = lookup(editor.tables, record, VirtualPage(last), 1).map_err(Stop::from)?;
-        let end = run.data.map(|(page, _)| page).filter(|page| page.index() as u64 + 1 == BLOCK_PAGES);
-        Ok((end.map(PageAddr::block), left))
-    }
-
-    /// Returns the possible plans for a single block, the best first.
-    fn single_block_plans(&mut self, movable: &Movable, way: GatherMode) -> Result<[Option<MovePlan>; 2], Failure> {
-        let home = self.plan_return(movable)?;
-        Ok(match home {
-            Some((home, _)) if way == GatherMode::Home => [Some(home), None],
-            None if way == GatherMode::Home => [None, None],
-            // Some of it would stay scattered, which is not what was requested.
-            Some((home, false)) if way >= GatherMode::Requested => [plan_move_all(movable), Some(home)],
-            home => [home.map(|(home, _)| home), plan_move_all(movable)],
-        })
-    }
-
-    /// Plans to move everything else to the block where most pages lie, as far as there is space; returns
-    /// also whether that is all of it.
-    fn plan_return(&mut self, movable: &Movable) -> Result<Option<(MovePlan, bool)>, Failure> {
-        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
-        let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
-        let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
-        mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
-        let Some((&home, _)) = blocks.iter().max_by_key(|&(_, n)| *n) else { return Ok(None) };
-        self.space.learn_free(home).map_err(Stop::from)?;
-        let away: Vec<PageMove> =
-            mapped().map(|(slot, page)| (slot, page, home.page(slot))).filter(|(_, page, to)| page != to).collect();
-        let may_go = |&&(slot, page, to): &&PageMove| movable.pages[slot] == Some(page) && self.space.is_known_free(to);
-        let steps: Vec<PageMove> = away.iter().filter(may_go).copied().collect();
-        let is_all = steps.len() == away.len();
-        let plan = MovePlan { steps, target: Target::Return, tables: movable.tables, before: None, follow: 1 };
-        Ok((!plan.steps.is_empty()).then_some((plan, is_all)))
-    }
-
-    /// Finds space for a plan and allocates it.
-    pub fn place_gathered(&mut self, plan: MovePlan) -> Result<Placed, Miss> {
-        let MovePlan { mut steps, target, tables, before, follow } = plan;
-        let Ok(reserved) = self.reserve(Need::Move { pages: steps.len() as u64, tables }) else {
-            return Ok(Placed::NoRoom);
-        };
-        match target {
-            Target::Return => {}
-            Target::Block => match self.space.block_to_gather(before, follow)? {
-                Some(block) => steps.iter_mut().for_each(|(slot, _, to)| *to = block.page(*slot)),
-                None => return Ok(Placed::NoRoom),
-            },
-            Target::Run => {
-                let Some(first) = self.space.run_to_gather(steps.len() as u64, &reserved)? else {
-                    return Ok(Placed::NoRoom);
-                };
-                steps.iter_mut().zip(first.0..).for_each(|((_, _, to), place)| *to = PageAddr(place));
-                return Ok(Placed::Moves(runs(&steps)));
-            }
-        }
-        let all = self.space.take_all(steps.iter().map(|&(_, _, to)| to), &reserved);
-        Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
-    }
-
-    /// Returns the record for the copied pages that can be published: still there, unchanged, and with all
-    /// references known. `None` if there are none.
-    pub fn gather_record(
-        &mut self,
-        id: VolumeId,
-        at: VirtualPage,
-        moved: &[MovedRun],
-    ) -> Result<Option<Record>, Failure> {
-        let Some(Survey { family, movable }) = self.survey(id, at)? else { return Ok(None) };
-        let pages = moved.iter().flat_map(|run| run.slots().filter_map(|slot| run.of(slot).map(|(f, t)| (slot, f, t))));
-        let stays = |&(slot, from, _): &PageMove| movable.pages[slot] == Some(from) && !self.watched.was_written(from);
-        let steps: Vec<PageMove> = pages.filter(stays).collect();
-        if steps.is_empty() || self.reserve(Need::PublishMove { tables: movable.tables }).is_err() {
-            return Ok(None);
-        }
-        let moved = runs(&steps);
-        let leaves = self.editor().who_refers(&family, &moved);
-        Ok(Some(Record::Gather { volumes: family.affected(&leaves), at, moved }))
-    }
-}
-
 /// Plans to move all movable pages to one contiguous place.
 fn plan_move_all(movable: &Movable) -> Option<MovePlan> {
     let mapped = movable.all.iter().flatten().count() as u64;
@@ -310,4 +153,168 @@ fn runs(steps: &[PageMove]) -> Vec<MovedRun> {
         }
     }
     out
+}
+
+/// Returns the map of a volume that is not deleted: the tables of a deleted one are released one by one,
+/// and the tables above still refer to them.
+pub(super) fn living(catalog: &mut Catalog, id: VolumeId) -> Result<(Editor<'_>, &VolumeRecord), Failure> {
+    match catalog.read_editor(id) {
+        Some((editor, record)) if record.state != VolumeState::Dead => Ok((editor, record)),
+        _ => Err(Failure::Gone),
+    }
+}
+
+fn survey(catalog: &mut Catalog, id: VolumeId, at: VirtualPage) -> Result<Option<Survey>, Failure> {
+    living(catalog, id)?;
+    let alone = catalog.members([id].into_iter(), at);
+    let Some(found) = look_at(catalog, alone, id, at)? else { return Ok(None) };
+    if found.movable.pages == found.movable.all || catalog.directory.iter().count() > MAX_MEMBERS {
+        return Ok(Some(found));
+    }
+    let ids: Vec<VolumeId> = catalog.directory.iter().map(|v| v.record.id).collect();
+    let all = catalog.members(ids.into_iter(), at);
+    look_at(catalog, all, id, at)
+}
+
+fn look_at(
+    catalog: &mut Catalog,
+    members: Vec<crate::map::Member>,
+    id: VolumeId,
+    at: VirtualPage,
+) -> Result<Option<Survey>, Failure> {
+    let mut editor = catalog.editor();
+    let family = editor.family(members, at)?;
+    let movable = editor.movable(&family, id)?;
+    Ok(movable.map(|movable| Survey { family, movable }))
+}
+
+/// Returns what to move of the virtual block that begins at `at`, if anything.
+pub fn plan_moves(
+    catalog: &mut Catalog,
+    id: VolumeId,
+    at: VirtualPage,
+    way: GatherMode,
+) -> Result<Option<MovePlan>, Failure> {
+    if way == GatherMode::Home && has_holes(catalog, id, at)? {
+        return Ok(None);
+    }
+    let Some(Survey { movable, .. }) = survey(catalog, id, at)? else { return Ok(None) };
+    let (before, follow) = neighbours(catalog, id, at)?;
+    let is_scattered = seams_of(&movable.all) > 0;
+    let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
+    let behind =
+        (way == GatherMode::Sequential && (is_scattered || !follows)).then(|| plan_move_all(&movable)).flatten();
+    let behind = behind.filter(|plan| matches!(plan.target, Target::Block));
+    let mut plan = behind.and_then(|plan| limit_to_worthwhile(plan, &movable, way));
+    if plan.is_none() && is_scattered {
+        let plans = single_block_plans(catalog, &movable, way)?;
+        plan = plans
+            .into_iter()
+            .flatten()
+            .find_map(|plan| limit_to_worthwhile(plan, &movable, way.min(GatherMode::Requested)));
+    }
+    Ok(plan.map(|plan| MovePlan { before, follow, ..plan }))
+}
+
+/// Whether the virtual block has a hole before the end of the volume.
+fn has_holes(catalog: &mut Catalog, id: VolumeId, at: VirtualPage) -> Result<bool, Failure> {
+    let (editor, record) = living(catalog, id)?;
+    let (mut page, end) = (at.0, pages_of(record.size).min(at.0 + BLOCK_PAGES));
+    while page < end {
+        let run = lookup(editor.tables, record, VirtualPage(page), end - page).map_err(Stop::from)?;
+        if run.data.is_none() {
+            return Ok(true);
+        }
+        page += run.len;
+    }
+    Ok(false)
+}
+
+/// Returns the block in which the virtual block before `at` ends, and how many virtual blocks are left
+/// from `at` on.
+fn neighbours(catalog: &mut Catalog, id: VolumeId, at: VirtualPage) -> Result<(Option<Block>, u64), Failure> {
+    let (editor, record) = living(catalog, id)?;
+    let left = pages_of(record.size).saturating_sub(at.0).div_ceil(BLOCK_PAGES).clamp(1, MAX_ROW_BLOCKS);
+    let Some(last) = at.0.checked_sub(1) else { return Ok((None, left)) };
+    let run = lookup(editor.tables, record, VirtualPage(last), 1).map_err(Stop::from)?;
+    let end = run.data.map(|(page, _)| page).filter(|page| page.index() as u64 + 1 == BLOCK_PAGES);
+    Ok((end.map(PageAddr::block), left))
+}
+
+/// Returns the possible plans for a single block, the best first.
+fn single_block_plans(
+    catalog: &mut Catalog,
+    movable: &Movable,
+    way: GatherMode,
+) -> Result<[Option<MovePlan>; 2], Failure> {
+    let home = plan_return(catalog, movable)?;
+    Ok(match home {
+        Some((home, _)) if way == GatherMode::Home => [Some(home), None],
+        None if way == GatherMode::Home => [None, None],
+        // Some of it would stay scattered, which is not what was requested.
+        Some((home, false)) if way >= GatherMode::Requested => [plan_move_all(movable), Some(home)],
+        home => [home.map(|(home, _)| home), plan_move_all(movable)],
+    })
+}
+
+/// Plans to move everything else to the block where most pages lie, as far as there is space; returns
+/// also whether that is all of it.
+fn plan_return(catalog: &mut Catalog, movable: &Movable) -> Result<Option<(MovePlan, bool)>, Failure> {
+    let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
+    let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
+    let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
+    mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
+    let Some((&home, _)) = blocks.iter().max_by_key(|&(_, n)| *n) else { return Ok(None) };
+    catalog.space.learn_free(home).map_err(Stop::from)?;
+    let away: Vec<PageMove> =
+        mapped().map(|(slot, page)| (slot, page, home.page(slot))).filter(|(_, page, to)| page != to).collect();
+    let may_go = |&&(slot, page, to): &&PageMove| movable.pages[slot] == Some(page) && catalog.space.is_known_free(to);
+    let steps: Vec<PageMove> = away.iter().filter(may_go).copied().collect();
+    let is_all = steps.len() == away.len();
+    let plan = MovePlan { steps, target: Target::Return, tables: movable.tables, before: None, follow: 1 };
+    Ok((!plan.steps.is_empty()).then_some((plan, is_all)))
+}
+
+/// Finds space for a plan and allocates it.
+pub fn place_gathered(catalog: &mut Catalog, plan: MovePlan) -> Result<Placed, Miss> {
+    let MovePlan { mut steps, target, tables, before, follow } = plan;
+    let Ok(reserved) = catalog.reserve(Need::Move { pages: steps.len() as u64, tables }) else {
+        return Ok(Placed::NoRoom);
+    };
+    match target {
+        Target::Return => {}
+        Target::Block => match catalog.space.block_to_gather(before, follow)? {
+            Some(block) => steps.iter_mut().for_each(|(slot, _, to)| *to = block.page(*slot)),
+            None => return Ok(Placed::NoRoom),
+        },
+        Target::Run => {
+            let Some(first) = catalog.space.run_to_gather(steps.len() as u64, &reserved)? else {
+                return Ok(Placed::NoRoom);
+            };
+            steps.iter_mut().zip(first.0..).for_each(|((_, _, to), place)| *to = PageAddr(place));
+            return Ok(Placed::Moves(runs(&steps)));
+        }
+    }
+    let all = catalog.space.take_all(steps.iter().map(|&(_, _, to)| to), &reserved);
+    Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
+}
+
+/// Returns the record for the copied pages that can be published: still there, unchanged, and with all
+/// references known. `None` if there are none.
+pub fn gather_record(
+    catalog: &mut Catalog,
+    id: VolumeId,
+    at: VirtualPage,
+    moved: &[MovedRun],
+) -> Result<Option<Record>, Failure> {
+    let Some(Survey { family, movable }) = survey(catalog, id, at)? else { return Ok(None) };
+    let pages = moved.iter().flat_map(|run| run.slots().filter_map(|slot| run.of(slot).map(|(f, t)| (slot, f, t))));
+    let stays = |&(slot, from, _): &PageMove| movable.pages[slot] == Some(from) && !catalog.watched.was_written(from);
+    let steps: Vec<PageMove> = pages.filter(stays).collect();
+    if steps.is_empty() || catalog.reserve(Need::PublishMove { tables: movable.tables }).is_err() {
+        return Ok(None);
+    }
+    let moved = runs(&steps);
+    let leaves = catalog.editor().who_refers(&family, &moved);
+    Ok(Some(Record::Gather { volumes: family.affected(&leaves), at, moved }))
 }

@@ -15,7 +15,7 @@ use crate::map::{Home, Stop};
 use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId, table_span};
 
 use super::super::Upkeep;
-use super::plan::GatherMode;
+use super::plan::{GatherMode, living};
 use crate::catalog::{Catalog, Failure};
 use crate::runtime::yield_now;
 
@@ -159,7 +159,7 @@ fn home_of(
     id: VolumeId,
     at: VirtualPage,
 ) -> std::result::Result<(Option<Home>, VirtualPage, bool), Failure> {
-    let (mut editor, record) = meta.living(id)?;
+    let (mut editor, record) = living(meta, id)?;
     if at.0 >= table_span(record.level) {
         return Ok((None, at, true));
     }
