@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
 use crate::runtime::LocalFuture;
+use crate::store::events;
 use crate::store::{PoolEvent, Store, no_space_error};
 use crate::types::VolumeId;
 
@@ -53,13 +54,13 @@ impl<D: Device> Origin<D> {
             OriginFull::Wait(seconds) => {
                 let sleep = || store.runtime.sleep(Duration::from_secs(u64::from(seconds)));
                 if patience.left.is_none() {
-                    store.report_waiting(self.id);
+                    events::report_waiting(store, self.id);
                 }
                 let left = patience.left.get_or_insert_with(sleep);
                 // Other waiting writes start checkpoints, too; those alone free nothing.
                 while store.meta.borrow().space.available() <= patience.free {
                     if !store.wait_for_space(left).await {
-                        return store.report_if_full(self.id, Err(no_space_error()));
+                        return events::report_if_full(store, self.id, Err(no_space_error()));
                     }
                     store.check_writable()?;
                 }
@@ -67,7 +68,7 @@ impl<D: Device> Origin<D> {
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(store) else {
-                    return store.report_if_full(self.id, Err(no_space_error()));
+                    return events::report_if_full(store, self.id, Err(no_space_error()));
                 };
                 let dropped = store
                     .verb(|meta| {
@@ -79,12 +80,12 @@ impl<D: Device> Origin<D> {
                     .await?;
                 if let Some(snapshot) = dropped {
                     store.counters.dropped.add(1);
-                    store.report(&PoolEvent::Dropped { snapshot });
+                    events::report(store, &PoolEvent::Dropped { snapshot });
                 }
                 store.reap_soon();
                 store.wait_freed().await
             }
-            OriginFull::Error => store.report_if_full(self.id, Err(no_space_error())),
+            OriginFull::Error => events::report_if_full(store, self.id, Err(no_space_error())),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::runtime::Runtime;
 use crate::store;
 
 use crate::origin::Origins;
+use crate::store::open;
 use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store};
 use crate::upkeep::Upkeep;
 pub use copying::{CopierInfo, VolumeCopying};
@@ -53,7 +54,7 @@ impl<D: Device> Pool<D> {
         let store = Store::open(device, runtime, options).await?;
         let origins = Origins::new(&store);
         let upkeep = Upkeep::new(&store, &origins);
-        store.recover().await?;
+        open::recover(&store).await?;
         Ok(Pool { store, origins, upkeep })
     }
 
@@ -64,7 +65,7 @@ impl<D: Device> Pool<D> {
             self.store.check_alive()?;
             self.origins.stop_rolling().await;
         }
-        self.store.close().await
+        open::close(&self.store).await
     }
 
     /// What the open of this pool found.

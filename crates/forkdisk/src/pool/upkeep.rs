@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, VolumeState};
 use crate::runtime::Runtime;
 use crate::upkeep::{self, CheckReport, GatherReport, Repair, Usage};
+use crate::volume::compare;
 use crate::volume::{DiffPart, DiffRun, FlattenReport};
 
 impl<D: Device> Pool<D> {
@@ -44,13 +45,13 @@ impl<D: Device> Pool<D> {
     /// Compares two volumes or snapshots page by page; shared tables are skipped as a whole. Runs are in
     /// ascending order, neighbours of one class merged. Concurrent writes may or may not be seen.
     pub async fn diff(&self, left: &str, right: &str) -> Result<Vec<DiffRun>> {
-        Ok(self.diff_part(left, right, 0, usize::MAX).await?.runs)
+        Ok(compare::diff_part(&self.store, left, right, 0, usize::MAX).await?.runs)
     }
 
     /// Like [`diff`](Self::diff), from byte `from` on (0, or the end of the previous part), at most `max`
     /// runs and at least one. A run may continue in the next part.
     pub async fn diff_part(&self, left: &str, right: &str, from: u64, max: usize) -> Result<DiffPart> {
-        self.store.diff_part(left, right, from, max).await
+        compare::diff_part(&self.store, left, right, from, max).await
     }
 
     /// Gathers the scattered pages of a volume or snapshot, as far as that unshares nothing. Calls `progress`

@@ -14,6 +14,7 @@ use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags,
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::store::deleted_error;
+use crate::store::times;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
 
@@ -121,7 +122,7 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            of.iter().for_each(|&(source, ..)| self.store.record_time(&mut meta, source));
+            of.iter().for_each(|&(source, ..)| times::record_time(&self.store, &mut meta, source));
             self.store.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
@@ -216,7 +217,7 @@ impl<D: Device> Pool<D> {
                 let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
                 meta.space.forget_reservations_of(id);
                 let live = self.store.live.borrow_mut().get_or_create(id).clone();
-                self.store.mark_changed(id, &live.last_change);
+                times::mark_changed(&self.store, id, &live.last_change);
                 self.store.live.borrow_mut().release(id);
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })

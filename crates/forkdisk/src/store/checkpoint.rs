@@ -32,6 +32,9 @@ use super::load::DIRECTORY_SEED;
 use super::{Root, Store};
 use crate::catalog::{Catalog, DirtyState, Failure};
 use crate::runtime::yield_now;
+use crate::store::count_log_flush;
+use crate::store::host_enospc;
+use crate::store::view;
 
 /// Most pages written by one request.
 const BATCH_PAGES: usize = 256;
@@ -85,7 +88,7 @@ impl<D: Device> Store<D> {
             self.checkpoints.changed.wait().await;
             self.check_alive()?;
         }
-        self.start_checkpoint();
+        start_checkpoint(&self);
         let wanted = self.checkpoints.done.get() + 1;
         while self.checkpoints.done.get() < wanted {
             self.checkpoints.changed.wait().await;
@@ -103,13 +106,8 @@ impl<D: Device> Store<D> {
             wanted || meta.is_filling(self.options.dirty) || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
-            self.start_checkpoint();
+            start_checkpoint(self);
         }
-    }
-
-    /// Whether a checkpoint is running.
-    pub(super) fn checkpoint_runs(&self) -> bool {
-        self.checkpoints.running.get()
     }
 
     /// Waits while the limit of dirty metadata is reached.
@@ -153,221 +151,8 @@ impl<D: Device> Store<D> {
 
     /// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
     pub async fn next_checkpoint(self: &Rc<Self>) {
-        self.start_checkpoint();
+        start_checkpoint(self);
         self.wait_checkpoint_end().await;
-    }
-
-    fn start_checkpoint(self: &Rc<Self>) {
-        if self.checkpoints.running.replace(true) {
-            return;
-        }
-        let store = self.clone();
-        self.runtime.spawn(Box::pin(async move {
-            if let Err(error) = store.checkpoint_once().await {
-                store.fail(&error);
-            }
-            store.checkpoints.running.set(false);
-            store.host_enospc.unblock();
-            store.checkpoints.done.set(store.checkpoints.done.get() + 1);
-            store.checkpoints.changed.notify();
-            store.space_changed.notify();
-        }));
-    }
-
-    async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
-        self.wait_count_log_flush().await;
-        self.check_failed()?;
-        self.activate().await?;
-        let (frozen, seen) = loop {
-            self.flush_snapshotted_origins().await?;
-            let frozen = self.retry_no_alloc(|meta| {
-                if self.has_unflushed_snapshots() {
-                    return Ok(None);
-                }
-                let frozen = freeze(meta)?;
-                Ok(Some((frozen, self.roots_for_view(meta))))
-            });
-            if let Some(frozen) = frozen.await? {
-                break frozen;
-            }
-        };
-        if planted(Bug::SuperblockBeforePages) {
-            let counted = {
-                let old = self.superblock.borrow();
-                WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
-            };
-            let early = self.next_superblock(&frozen, counted);
-            self.write_superblock_slot(&early, 0).await?;
-        }
-        self.write_maps(&frozen).await?;
-        let counts = self.write_counts().await?;
-        let superblock = self.next_superblock(&frozen, counts);
-        let flushed = self.flush_device().await;
-        if !planted(Bug::SuperblockAfterFailedFlush) {
-            flushed?;
-        }
-        self.write_superblock(&superblock).await?;
-        self.finish(frozen.start, seen).await
-    }
-
-    fn next_superblock(&self, frozen: &Frozen, counted: WrittenCounts) -> Superblock {
-        let old = self.superblock.borrow();
-        Superblock {
-            generation: old.generation + 1,
-            clean: false,
-            epoch: frozen.epoch,
-            next_id: frozen.next_id,
-            size: frozen.size,
-            directory: self.meta.borrow().tables.resolve_addr(frozen.directory),
-            directory_level: frozen.directory_level,
-            directory_pages: frozen.directory_pages,
-            start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
-            counts: counted.roots,
-            count_log: counted.log,
-            large_counts: counted.large,
-            copier: frozen.copier,
-            ..old.clone()
-        }
-    }
-
-    /// Writes the tables of volumes, the directory and its tables, in this order: each holds checksums of
-    /// those before it. They are contiguous as far as space allows.
-    async fn write_maps(self: &Rc<Self>, frozen: &Frozen) -> Result<()> {
-        let mut out = Vec::new();
-        for tables in frozen.tables.chunks(BATCH_PAGES) {
-            self.encode_tables(tables, &mut out);
-            self.write_full_batch(&mut out).await?;
-        }
-        for pages in frozen.pages.chunks(BATCH_PAGES) {
-            self.encode_directory(pages, &mut out);
-            self.write_full_batch(&mut out).await?;
-        }
-        for tables in frozen.directory_tables.chunks(BATCH_PAGES) {
-            self.encode_tables(tables, &mut out);
-            self.write_full_batch(&mut out).await?;
-        }
-        self.write_pages(out).await
-    }
-
-    /// Writes full requests and leaves the rest in `out`.
-    async fn write_full_batch(self: &Rc<Self>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
-        if out.len() < BATCH_PAGES {
-            return Ok(());
-        }
-        let rest = out.split_off(BATCH_PAGES);
-        self.write_pages(std::mem::replace(out, rest)).await
-    }
-
-    /// Adds map tables and notes their checksums.
-    fn encode_tables(&self, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
-        let uuid = self.superblock.borrow().checksum_uuid;
-        let mut meta = self.meta.borrow_mut();
-        for table in tables {
-            let mut bytes = vec![0; PAGE_SIZE];
-            let entries = meta.tables.on_disk_entries(table.node);
-            encode_table(&entries.to_array(), &mut bytes);
-            let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
-            meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
-            out.push((table.at, bytes));
-        }
-    }
-
-    /// Adds directory pages and notes their checksums in the tables above them.
-    fn encode_directory(&self, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
-        let uuid = self.superblock.borrow().checksum_uuid;
-        let mut meta = self.meta.borrow_mut();
-        for page in pages {
-            let resolved: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| on_disk_record(&meta, r)).collect();
-            let mut bytes = vec![0; PAGE_SIZE];
-            encode_directory_page(&std::array::from_fn(|i| resolved[i].as_ref()), &mut bytes);
-            let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
-            let sum = page_checksum(&seed, &bytes);
-            meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
-            out.push((page.at, bytes));
-        }
-    }
-
-    /// Writes the count pages that this checkpoint changes, or a segment of their log.
-    pub(super) async fn write_counts(self: &Rc<Self>) -> Result<WrittenCounts> {
-        loop {
-            let step = self
-                .retry_no_alloc(|meta| {
-                    meta.space.checkpoint_step(BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m)))
-                })
-                .await?;
-            match step {
-                Step::Write(pages) if pages.is_empty() => yield_now().await,
-                Step::Write(pages) => {
-                    self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
-                }
-                Step::Done(counted) => return Ok(counted),
-            }
-        }
-    }
-
-    /// Writes pages; contiguous ones in one request.
-    async fn write_pages(self: &Rc<Self>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
-        pages.sort_by_key(|&(at, _)| at);
-        let mut buf = self.device.buffer(pages.len() * PAGE_SIZE);
-        let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
-        for (i, (page, bytes)) in pages.iter().enumerate() {
-            let at = i * PAGE_SIZE;
-            buf[at..at + PAGE_SIZE].copy_from_slice(bytes);
-            match segments.last_mut() {
-                Some(s) if s.offset + s.len as u64 == page.offset() => s.len += PAGE_SIZE,
-                _ => segments.push(Segment { offset: page.offset(), at, len: PAGE_SIZE }),
-            }
-        }
-        if segments.is_empty() {
-            return Ok(());
-        }
-        loop {
-            self.counters.metadata_writes.add(&segments);
-            let (result, again) = self.device.write(buf, segments.clone(), false).await;
-            match result.map_err(|e| Error::io("writing metadata", e)) {
-                // Nothing refers to these places yet.
-                Err(e) if e.kind() == ErrorKind::NoSpace && !self.is_flushing_count_log() => {
-                    self.retry_until_space(e).await?;
-                }
-                outcome => return outcome,
-            }
-            buf = again;
-        }
-    }
-
-    async fn write_superblock_slot(self: &Rc<Self>, superblock: &Superblock, slot: usize) -> Result<()> {
-        let at = SUPERBLOCK_PAGES[slot];
-        let mut buf = self.device.buffer(PAGE_SIZE);
-        superblock.encode(at, &mut buf);
-        loop {
-            self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
-            let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
-            let (result, again) = self.device.write(buf, smallvec![segment], false).await;
-            match result.map_err(|e| Error::io("writing the superblock", e)) {
-                // Writes in place need space on some file systems, too.
-                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_until_space(e).await?,
-                outcome => return outcome,
-            }
-            buf = again;
-        }
-    }
-
-    /// Writes both slots, one after the other, each durable before the next step. The slot that the last open
-    /// did not choose comes first: the other may be the only valid one.
-    pub async fn write_superblock(self: &Rc<Self>, superblock: &Superblock) -> Result<()> {
-        let chosen = self.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
-        for slot in [1 - chosen, chosen] {
-            if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
-                continue;
-            }
-            if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
-                continue;
-            }
-            self.write_superblock_slot(superblock, slot).await?;
-            self.flush_device().await?;
-        }
-        *self.superblock.borrow_mut() = superblock.clone();
-        Ok(())
     }
 
     /// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
@@ -387,55 +172,10 @@ impl<D: Device> Store<D> {
         // What recovery read may be in a volatile cache only.
         self.flush_device().await?;
         self.meta.borrow_mut().journal.incarnation = next.incarnation;
-        self.write_superblock(&next).await?;
+        write_superblock(self, &next).await?;
         self.active.set(true);
         // It may have waited for space, and no checkpoint did.
         self.host_enospc.unblock();
-        Ok(())
-    }
-
-    /// Step 4: frees what only the old state held.
-    async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
-        let (freed, is_held) = {
-            let mut meta = self.meta.borrow_mut();
-            meta.tables.finish();
-            meta.tables.evict();
-            meta.journal.released(start);
-            meta.journal.set_durable(start.sequence);
-            meta.resolve_roots();
-            let freed = meta.space.finish();
-            if self.superblock.borrow().count_log.pages == 0 {
-                self.postpone_count_log();
-            }
-            let is_held = meta.space.view().is_some();
-            if let Some(roots) = seen.filter(|_| !is_held) {
-                self.show(&mut meta, roots);
-            }
-            (freed, is_held)
-        };
-        if !planted(Bug::PlanOutlivesPage) {
-            self.generations.barrier().await;
-        }
-        // A plan made before the freeze may have published one of these pages since.
-        let freed = if planted(Bug::DiscardAfterReuse) { freed } else { self.meta.borrow().space.still_free(freed) };
-        let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
-        self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
-        self.counters.checkpoints.add(1);
-        // A view of an older checkpoint may still read them.
-        let freed = if is_held { self.meta.borrow_mut().space.withhold(freed) } else { freed };
-        self.discard_freed(&freed).await;
-        let holds_too_much = {
-            let mut meta = self.meta.borrow_mut();
-            meta.space.release(freed);
-            meta.space.withheld() > meta.space.available()
-        };
-        if holds_too_much {
-            self.end_view().await;
-        }
-        self.full.set(false);
-        self.space_changed.notify();
-        self.reap_soon();
-        self.gather_soon();
         Ok(())
     }
 }
@@ -523,4 +263,266 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
         size: meta.size(),
         copier: meta.copier,
     })
+}
+
+/// Whether a checkpoint is running.
+pub(super) fn checkpoint_runs<D: Device>(store: &Store<D>) -> bool {
+    store.checkpoints.running.get()
+}
+
+fn start_checkpoint<D: Device>(store: &Rc<Store<D>>) {
+    if store.checkpoints.running.replace(true) {
+        return;
+    }
+    let runtime = store.runtime.clone();
+    let store = store.clone();
+    runtime.spawn(Box::pin(async move {
+        if let Err(error) = checkpoint_once(&store).await {
+            store.fail(&error);
+        }
+        store.checkpoints.running.set(false);
+        store.host_enospc.unblock();
+        store.checkpoints.done.set(store.checkpoints.done.get() + 1);
+        store.checkpoints.changed.notify();
+        store.space_changed.notify();
+    }));
+}
+
+async fn checkpoint_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    count_log_flush::wait_count_log_flush(store).await;
+    store.check_failed()?;
+    store.activate().await?;
+    let (frozen, seen) = loop {
+        store.flush_snapshotted_origins().await?;
+        let frozen = store.retry_no_alloc(|meta| {
+            if store.has_unflushed_snapshots() {
+                return Ok(None);
+            }
+            let frozen = freeze(meta)?;
+            Ok(Some((frozen, view::roots_for_view(store, meta))))
+        });
+        if let Some(frozen) = frozen.await? {
+            break frozen;
+        }
+    };
+    if planted(Bug::SuperblockBeforePages) {
+        let counted = {
+            let old = store.superblock.borrow();
+            WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
+        };
+        let early = next_superblock(store, &frozen, counted);
+        write_superblock_slot(store, &early, 0).await?;
+    }
+    write_maps(store, &frozen).await?;
+    let counts = write_counts(store).await?;
+    let superblock = next_superblock(store, &frozen, counts);
+    let flushed = store.flush_device().await;
+    if !planted(Bug::SuperblockAfterFailedFlush) {
+        flushed?;
+    }
+    write_superblock(store, &superblock).await?;
+    finish(store, frozen.start, seen).await
+}
+
+fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: WrittenCounts) -> Superblock {
+    let old = store.superblock.borrow();
+    Superblock {
+        generation: old.generation + 1,
+        clean: false,
+        epoch: frozen.epoch,
+        next_id: frozen.next_id,
+        size: frozen.size,
+        directory: store.meta.borrow().tables.resolve_addr(frozen.directory),
+        directory_level: frozen.directory_level,
+        directory_pages: frozen.directory_pages,
+        start: if planted(Bug::ReplayStartsTooLate) { store.meta.borrow_mut().journal.mark() } else { frozen.start },
+        counts: counted.roots,
+        count_log: counted.log,
+        large_counts: counted.large,
+        copier: frozen.copier,
+        ..old.clone()
+    }
+}
+
+/// Writes the tables of volumes, the directory and its tables, in this order: each holds checksums of
+/// those before it. They are contiguous as far as space allows.
+async fn write_maps<D: Device>(store: &Rc<Store<D>>, frozen: &Frozen) -> Result<()> {
+    let mut out = Vec::new();
+    for tables in frozen.tables.chunks(BATCH_PAGES) {
+        encode_tables(store, tables, &mut out);
+        write_full_batch(store, &mut out).await?;
+    }
+    for pages in frozen.pages.chunks(BATCH_PAGES) {
+        encode_directory(store, pages, &mut out);
+        write_full_batch(store, &mut out).await?;
+    }
+    for tables in frozen.directory_tables.chunks(BATCH_PAGES) {
+        encode_tables(store, tables, &mut out);
+        write_full_batch(store, &mut out).await?;
+    }
+    write_pages(store, out).await
+}
+
+/// Writes full requests and leaves the rest in `out`.
+async fn write_full_batch<D: Device>(store: &Rc<Store<D>>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+    if out.len() < BATCH_PAGES {
+        return Ok(());
+    }
+    let rest = out.split_off(BATCH_PAGES);
+    write_pages(store, std::mem::replace(out, rest)).await
+}
+
+/// Adds map tables and notes their checksums.
+fn encode_tables<D: Device>(store: &Store<D>, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+    let uuid = store.superblock.borrow().checksum_uuid;
+    let mut meta = store.meta.borrow_mut();
+    for table in tables {
+        let mut bytes = vec![0; PAGE_SIZE];
+        let entries = meta.tables.on_disk_entries(table.node);
+        encode_table(&entries.to_array(), &mut bytes);
+        let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
+        meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
+        out.push((table.at, bytes));
+    }
+}
+
+/// Adds directory pages and notes their checksums in the tables above them.
+fn encode_directory<D: Device>(store: &Store<D>, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+    let uuid = store.superblock.borrow().checksum_uuid;
+    let mut meta = store.meta.borrow_mut();
+    for page in pages {
+        let resolved: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| on_disk_record(&meta, r)).collect();
+        let mut bytes = vec![0; PAGE_SIZE];
+        encode_directory_page(&std::array::from_fn(|i| resolved[i].as_ref()), &mut bytes);
+        let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
+        let sum = page_checksum(&seed, &bytes);
+        meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
+        out.push((page.at, bytes));
+    }
+}
+
+/// Writes the count pages that this checkpoint changes, or a segment of their log.
+pub(super) async fn write_counts<D: Device>(store: &Rc<Store<D>>) -> Result<WrittenCounts> {
+    loop {
+        let step = store
+            .retry_no_alloc(|meta| meta.space.checkpoint_step(BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m))))
+            .await?;
+        match step {
+            Step::Write(pages) if pages.is_empty() => yield_now().await,
+            Step::Write(pages) => {
+                write_pages(store, pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
+            }
+            Step::Done(counted) => return Ok(counted),
+        }
+    }
+}
+
+/// Writes pages; contiguous ones in one request.
+async fn write_pages<D: Device>(store: &Rc<Store<D>>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+    pages.sort_by_key(|&(at, _)| at);
+    let mut buf = store.device.buffer(pages.len() * PAGE_SIZE);
+    let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
+    for (i, (page, bytes)) in pages.iter().enumerate() {
+        let at = i * PAGE_SIZE;
+        buf[at..at + PAGE_SIZE].copy_from_slice(bytes);
+        match segments.last_mut() {
+            Some(s) if s.offset + s.len as u64 == page.offset() => s.len += PAGE_SIZE,
+            _ => segments.push(Segment { offset: page.offset(), at, len: PAGE_SIZE }),
+        }
+    }
+    if segments.is_empty() {
+        return Ok(());
+    }
+    loop {
+        store.counters.metadata_writes.add(&segments);
+        let (result, again) = store.device.write(buf, segments.clone(), false).await;
+        match result.map_err(|e| Error::io("writing metadata", e)) {
+            // Nothing refers to these places yet.
+            Err(e) if e.kind() == ErrorKind::NoSpace && !count_log_flush::is_flushing_count_log(store) => {
+                host_enospc::retry_until_space(store, e).await?;
+            }
+            outcome => return outcome,
+        }
+        buf = again;
+    }
+}
+
+async fn write_superblock_slot<D: Device>(store: &Rc<Store<D>>, superblock: &Superblock, slot: usize) -> Result<()> {
+    let at = SUPERBLOCK_PAGES[slot];
+    let mut buf = store.device.buffer(PAGE_SIZE);
+    superblock.encode(at, &mut buf);
+    loop {
+        store.counters.metadata_writes.add_one(PAGE_SIZE as u64);
+        let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+        let (result, again) = store.device.write(buf, smallvec![segment], false).await;
+        match result.map_err(|e| Error::io("writing the superblock", e)) {
+            // Writes in place need space on some file systems, too.
+            Err(e) if e.kind() == ErrorKind::NoSpace => host_enospc::retry_until_space(store, e).await?,
+            outcome => return outcome,
+        }
+        buf = again;
+    }
+}
+
+/// Writes both slots, one after the other, each durable before the next step. The slot that the last open
+/// did not choose comes first: the other may be the only valid one.
+pub async fn write_superblock<D: Device>(store: &Rc<Store<D>>, superblock: &Superblock) -> Result<()> {
+    let chosen = store.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
+    for slot in [1 - chosen, chosen] {
+        if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
+            continue;
+        }
+        if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
+            continue;
+        }
+        write_superblock_slot(store, superblock, slot).await?;
+        store.flush_device().await?;
+    }
+    *store.superblock.borrow_mut() = superblock.clone();
+    Ok(())
+}
+
+/// Step 4: frees what only the old state held.
+async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
+    let (freed, is_held) = {
+        let mut meta = store.meta.borrow_mut();
+        meta.tables.finish();
+        meta.tables.evict();
+        meta.journal.released(start);
+        meta.journal.set_durable(start.sequence);
+        meta.resolve_roots();
+        let freed = meta.space.finish();
+        if store.superblock.borrow().count_log.pages == 0 {
+            count_log_flush::postpone_count_log(store);
+        }
+        let is_held = meta.space.view().is_some();
+        if let Some(roots) = seen.filter(|_| !is_held) {
+            view::show(store, &mut meta, roots);
+        }
+        (freed, is_held)
+    };
+    if !planted(Bug::PlanOutlivesPage) {
+        store.generations.barrier().await;
+    }
+    // A plan made before the freeze may have published one of these pages since.
+    let freed = if planted(Bug::DiscardAfterReuse) { freed } else { store.meta.borrow().space.still_free(freed) };
+    let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
+    store.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
+    store.counters.checkpoints.add(1);
+    // A view of an older checkpoint may still read them.
+    let freed = if is_held { store.meta.borrow_mut().space.withhold(freed) } else { freed };
+    view::discard_freed(store, &freed).await;
+    let holds_too_much = {
+        let mut meta = store.meta.borrow_mut();
+        meta.space.release(freed);
+        meta.space.withheld() > meta.space.available()
+    };
+    if holds_too_much {
+        view::end_view(store).await;
+    }
+    store.full.set(false);
+    store.space_changed.notify();
+    store.reap_soon();
+    store.gather_soon();
+    Ok(())
 }

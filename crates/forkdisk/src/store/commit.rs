@@ -15,6 +15,8 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
+use crate::store::host_enospc;
+use crate::store::times;
 use crate::sync::Event;
 
 /// Start a background commit after this many bytes of new records, so that the next flush has little left to
@@ -44,7 +46,7 @@ impl<D: Device> Store<D> {
     /// Makes everything published and every acknowledged write durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
         self.reset_background_mark();
-        self.next_commit().await
+        next_commit(self).await
     }
 
     /// Counts the interval of background commits from here.
@@ -68,24 +70,6 @@ impl<D: Device> Store<D> {
         Box::pin(self.clone().commit()).await
     }
 
-    async fn next_commit(self: Rc<Self>) -> Result<()> {
-        self.check_alive()?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        let commits = &self.commits;
-        // Planted bug: join the commit that is already running. It still waits once, so callers cannot loop.
-        let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
-        let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
-        commits.asked.set(commits.asked.get().max(ticket));
-        self.start_commits();
-        while commits.ended.get() < ticket {
-            self.check_alive()?;
-            commits.changed.wait().await;
-        }
-        self.check_failed()
-    }
-
     /// Starts a background commit after every `BACKGROUND_COMMIT_BYTES` of records, independent of other
     /// commits, so that flushes find about the same amount of work each time; and when pending records would
     /// span two journal extents or fill the volatile log.
@@ -103,115 +87,15 @@ impl<D: Device> Store<D> {
         commits.background_mark.set(commits.background_mark.get() + marks * BACKGROUND_COMMIT_BYTES);
         if (marks > 0 || fills) && pending > 0 {
             commits.asked.set(commits.asked.get() + 1);
-            self.start_commits();
+            start_commits(self);
         }
-    }
-
-    fn start_commits(self: &Rc<Self>) {
-        if self.commits.running.replace(true) {
-            return;
-        }
-        let store = self.clone();
-        self.runtime.spawn(Box::pin(async move {
-            let commits = &store.commits;
-            while commits.ended.get() < commits.asked.get() {
-                commits.begun.set(commits.asked.get());
-                store.interval.begin_commit();
-                let covered = commits.begun.get();
-                store.counters.commit_group.observe(covered - commits.ended.get());
-                if let Err(error) = store.commit_once().await
-                    && !planted(Bug::FailedFlushForgotten)
-                {
-                    store.fail(&error);
-                }
-                commits.ended.set(covered);
-                commits.changed.notify();
-            }
-            commits.running.set(false);
-        }));
-    }
-
-    async fn commit_once(self: &Rc<Self>) -> Result<()> {
-        self.check_failed()?;
-        self.activate().await?;
-        self.record_times_along();
-        // No await between the last check and taking the records.
-        loop {
-            if !self.meta.borrow().journal.fits() {
-                self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
-            } else if self.has_unflushed_snapshots() {
-                self.flush_snapshotted_origins().await?;
-            } else {
-                break;
-            }
-        }
-        // Records taken now describe data that was completely written before they were published.
-        let taken = {
-            let mut meta = self.meta.borrow_mut();
-            meta.dirty_state(self.options.dirty);
-            meta.journal.take()
-        };
-        if taken.groups.is_empty() {
-            self.flush_device().await?;
-        } else {
-            if !taken.covers_data && !planted(Bug::DataFlushSkipped) {
-                self.flush_device().await?;
-            }
-            for groups in merge_groups(taken.groups) {
-                self.write_groups(groups).await?;
-            }
-            if !planted(Bug::JournalFlushSkipped) {
-                self.flush_device().await?;
-            }
-            let journal = &mut self.meta.borrow_mut().journal;
-            journal.set_durable(taken.next);
-            journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
-        }
-        self.meta.borrow_mut().journal.committed(taken.next);
-        self.gather_soon();
-        if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
     }
 
     /// Commits and seals: the device itself states that everything committed is durable, so recovery verifies
     /// no page that is written in place from now on.
     pub async fn commit_sealed(self: &Rc<Self>) -> Result<()> {
         self.commits.sealing.set(true);
-        self.clone().next_commit().await
-    }
-
-    pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {
-        while !self.meta.borrow().journal.seal_fits() {
-            self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
-        }
-        let (group, next) = {
-            let journal = &mut self.meta.borrow_mut().journal;
-            (journal.seal(), journal.durable_seq())
-        };
-        self.write_groups(group).await?;
-        self.flush_device().await?;
-        self.meta.borrow_mut().journal.durable_recorded(next);
-        Ok(())
-    }
-
-    async fn write_groups(&self, groups: Outgoing) -> Result<()> {
-        let segments: SmallVec<_> = self.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
-        let mut buf: Buf = self.device.buffer(groups.bytes.len());
-        buf.copy_from_slice(&groups.bytes);
-        let mut waited = false;
-        loop {
-            self.counters.journal_writes.add(&segments);
-            let (result, again) = self.device.write(buf, segments.clone(), false).await;
-            match result.map_err(|e| Error::io("writing the journal", e)) {
-                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_journal_until_space(e).await?,
-                outcome => {
-                    if waited {
-                        self.host_enospc.unblock();
-                    }
-                    return outcome;
-                }
-            }
-            (buf, waited) = (again, true);
-        }
+        next_commit(self.clone()).await
     }
 }
 
@@ -228,4 +112,123 @@ fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
         }
     }
     pieces
+}
+
+async fn next_commit<D: Device>(store: Rc<Store<D>>) -> Result<()> {
+    store.check_alive()?;
+    if store.options.read_only {
+        return Ok(());
+    }
+    let commits = &store.commits;
+    // Planted bug: join the commit that is already running. It still waits once, so callers cannot loop.
+    let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
+    let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
+    commits.asked.set(commits.asked.get().max(ticket));
+    start_commits(&store);
+    while commits.ended.get() < ticket {
+        store.check_alive()?;
+        commits.changed.wait().await;
+    }
+    store.check_failed()
+}
+
+fn start_commits<D: Device>(store: &Rc<Store<D>>) {
+    if store.commits.running.replace(true) {
+        return;
+    }
+    let runtime = store.runtime.clone();
+    let store = store.clone();
+    runtime.spawn(Box::pin(async move {
+        let commits = &store.commits;
+        while commits.ended.get() < commits.asked.get() {
+            commits.begun.set(commits.asked.get());
+            store.interval.begin_commit();
+            let covered = commits.begun.get();
+            store.counters.commit_group.observe(covered - commits.ended.get());
+            if let Err(error) = commit_once(&store).await
+                && !planted(Bug::FailedFlushForgotten)
+            {
+                store.fail(&error);
+            }
+            commits.ended.set(covered);
+            commits.changed.notify();
+        }
+        commits.running.set(false);
+    }));
+}
+
+async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    store.check_failed()?;
+    store.activate().await?;
+    times::record_times_along(store);
+    // No await between the last check and taking the records.
+    loop {
+        if !store.meta.borrow().journal.fits() {
+            store.host_enospc.while_journal_is_full(store.clone().patient_checkpoint()).await?;
+        } else if store.has_unflushed_snapshots() {
+            store.flush_snapshotted_origins().await?;
+        } else {
+            break;
+        }
+    }
+    // Records taken now describe data that was completely written before they were published.
+    let taken = {
+        let mut meta = store.meta.borrow_mut();
+        meta.dirty_state(store.options.dirty);
+        meta.journal.take()
+    };
+    if taken.groups.is_empty() {
+        store.flush_device().await?;
+    } else {
+        if !taken.covers_data && !planted(Bug::DataFlushSkipped) {
+            store.flush_device().await?;
+        }
+        for groups in merge_groups(taken.groups) {
+            write_groups(store, groups).await?;
+        }
+        if !planted(Bug::JournalFlushSkipped) {
+            store.flush_device().await?;
+        }
+        let journal = &mut store.meta.borrow_mut().journal;
+        journal.set_durable(taken.next);
+        journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
+    }
+    store.meta.borrow_mut().journal.committed(taken.next);
+    store.gather_soon();
+    if store.commits.sealing.take() { seal(store).await } else { Ok(()) }
+}
+
+pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    while !store.meta.borrow().journal.seal_fits() {
+        store.host_enospc.while_journal_is_full(store.clone().patient_checkpoint()).await?;
+    }
+    let (group, next) = {
+        let journal = &mut store.meta.borrow_mut().journal;
+        (journal.seal(), journal.durable_seq())
+    };
+    write_groups(store, group).await?;
+    store.flush_device().await?;
+    store.meta.borrow_mut().journal.durable_recorded(next);
+    Ok(())
+}
+
+async fn write_groups<D: Device>(store: &Store<D>, groups: Outgoing) -> Result<()> {
+    let segments: SmallVec<_> = store.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
+    let mut buf: Buf = store.device.buffer(groups.bytes.len());
+    buf.copy_from_slice(&groups.bytes);
+    let mut waited = false;
+    loop {
+        store.counters.journal_writes.add(&segments);
+        let (result, again) = store.device.write(buf, segments.clone(), false).await;
+        match result.map_err(|e| Error::io("writing the journal", e)) {
+            Err(e) if e.kind() == ErrorKind::NoSpace => host_enospc::retry_journal_until_space(store, e).await?,
+            outcome => {
+                if waited {
+                    store.host_enospc.unblock();
+                }
+                return outcome;
+            }
+        }
+        (buf, waited) = (again, true);
+    }
 }

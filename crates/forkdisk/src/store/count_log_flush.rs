@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::Superblock;
 use crate::planted::{Bug, planted};
+use crate::store::checkpoint;
 use crate::sync::Event;
 use crate::types::PAGE_SIZE;
 
@@ -32,14 +33,14 @@ pub struct CountLogFlush {
 impl<D: Device> Store<D> {
     /// Called after data writes: flushes the log only when that costs little against the data written since.
     pub fn flush_count_log_soon(self: &Rc<Self>) {
-        let is_busy = self.count_log_flush.running.get() || self.checkpoint_runs() || self.is_blocked();
-        if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.is_count_log_due() {
+        let is_busy = self.count_log_flush.running.get() || checkpoint::checkpoint_runs(self) || self.is_blocked();
+        if is_busy || self.closing.get() || self.failed.borrow().is_some() || !is_count_log_due(self) {
             return;
         }
         self.count_log_flush.running.set(true);
         let store = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            if let Err(error) = store.flush_count_log().await {
+            if let Err(error) = flush_count_log(&store).await {
                 store.fail(&error);
             }
             // It may have waited for space.
@@ -48,64 +49,64 @@ impl<D: Device> Store<D> {
             store.count_log_flush.ended.notify();
         }));
     }
+}
 
-    fn is_count_log_due(&self) -> bool {
-        let meta = self.meta.borrow();
-        let written = self.data_written() - self.count_log_flush.written.get();
-        // A new length of the pool is for the next checkpoint to write.
-        meta.space.log_is_half_full()
-            && written >= meta.space.logged_leaves() * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
-            && meta.size() == self.superblock.borrow().size
+fn is_count_log_due<D: Device>(store: &Store<D>) -> bool {
+    let meta = store.meta.borrow();
+    let written = data_written(store) - store.count_log_flush.written.get();
+    // A new length of the pool is for the next checkpoint to write.
+    meta.space.log_is_half_full()
+        && written >= meta.space.logged_leaves() * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
+        && meta.size() == store.superblock.borrow().size
+}
+
+fn data_written<D: Device>(store: &Store<D>) -> u64 {
+    store.counters.data_writes.read().bytes
+}
+
+/// The log is empty now or not worth a flush: wait until as much data was written again.
+pub(super) fn postpone_count_log<D: Device>(store: &Store<D>) {
+    store.count_log_flush.written.set(data_written(store));
+}
+
+/// Whether the log is being flushed.
+pub(super) fn is_flushing_count_log<D: Device>(store: &Store<D>) -> bool {
+    store.count_log_flush.running.get()
+}
+
+/// Waits until the log is not being flushed.
+pub(super) async fn wait_count_log_flush<D: Device>(store: &Store<D>) {
+    while store.count_log_flush.running.get() {
+        store.count_log_flush.ended.wait().await;
     }
+}
 
-    fn data_written(&self) -> u64 {
-        self.counters.data_writes.read().bytes
+async fn flush_count_log<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    store.activate().await?;
+    if !is_count_log_due(store) {
+        return Ok(());
     }
-
-    /// The log is empty now or not worth a flush: wait until as much data was written again.
-    pub(super) fn postpone_count_log(&self) {
-        self.count_log_flush.written.set(self.data_written());
-    }
-
-    /// Whether the log is being flushed.
-    pub(super) fn is_flushing_count_log(&self) -> bool {
-        self.count_log_flush.running.get()
-    }
-
-    /// Waits until the log is not being flushed.
-    pub(super) async fn wait_count_log_flush(&self) {
-        while self.count_log_flush.running.get() {
-            self.count_log_flush.ended.wait().await;
+    store.meta.borrow_mut().space.begin_log_flush();
+    let counted = match checkpoint::write_counts(store).await {
+        Ok(counted) => counted,
+        Err(_) => {
+            store.meta.borrow_mut().space.abort_log_flush();
+            postpone_count_log(store);
+            return store.check_failed();
         }
+    };
+    if !planted(Bug::CountLogEmptiedEarly) {
+        store.flush_device().await?;
     }
-
-    async fn flush_count_log(self: &Rc<Self>) -> Result<()> {
-        self.activate().await?;
-        if !self.is_count_log_due() {
-            return Ok(());
-        }
-        self.meta.borrow_mut().space.begin_log_flush();
-        let counted = match self.write_counts().await {
-            Ok(counted) => counted,
-            Err(_) => {
-                self.meta.borrow_mut().space.abort_log_flush();
-                self.postpone_count_log();
-                return self.check_failed();
-            }
-        };
-        if !planted(Bug::CountLogEmptiedEarly) {
-            self.flush_device().await?;
-        }
-        let superblock = {
-            let old = self.superblock.borrow();
-            let (counts, count_log, large_counts) = (counted.roots, counted.log, counted.large);
-            Superblock { generation: old.generation + 1, counts, count_log, large_counts, ..old.clone() }
-        };
-        self.write_superblock(&superblock).await?;
-        self.meta.borrow_mut().space.end_log_flush();
-        self.postpone_count_log();
-        // A page that nothing refers to any more may still be read.
-        self.generations.barrier().await;
-        Ok(())
-    }
+    let superblock = {
+        let old = store.superblock.borrow();
+        let (counts, count_log, large_counts) = (counted.roots, counted.log, counted.large);
+        Superblock { generation: old.generation + 1, counts, count_log, large_counts, ..old.clone() }
+    };
+    checkpoint::write_superblock(store, &superblock).await?;
+    store.meta.borrow_mut().space.end_log_flush();
+    postpone_count_log(store);
+    // A page that nothing refers to any more may still be read.
+    store.generations.barrier().await;
+    Ok(())
 }

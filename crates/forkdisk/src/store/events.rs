@@ -29,34 +29,32 @@ pub enum PoolEvent {
 /// Receiver of events.
 pub type Observer = Box<dyn Fn(&PoolEvent)>;
 
-impl<D: Device> Store<D> {
-    /// Reports that a write to `id` waits for space.
-    pub fn report_waiting(&self, id: VolumeId) {
-        if let Some(volume) = self.name_to_report(id) {
-            self.report(&PoolEvent::WaitsForSpace { volume });
-        }
+/// Reports that a write to `id` waits for space.
+pub fn report_waiting<D: Device>(store: &Store<D>, id: VolumeId) {
+    if let Some(volume) = name_to_report(store, id) {
+        report(store, &PoolEvent::WaitsForSpace { volume });
     }
+}
 
-    /// Reports that a write to `id` fails, if `outcome` is a lack of space.
-    pub fn report_if_full<T>(&self, id: VolumeId, outcome: Result<T>) -> Result<T> {
-        if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace)
-            && let Some(volume) = self.name_to_report(id)
-        {
-            self.report(&PoolEvent::OutOfSpace { volume });
-        }
-        outcome
+/// Reports that a write to `id` fails, if `outcome` is a lack of space.
+pub fn report_if_full<D: Device, T>(store: &Store<D>, id: VolumeId, outcome: Result<T>) -> Result<T> {
+    if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace)
+        && let Some(volume) = name_to_report(store, id)
+    {
+        report(store, &PoolEvent::OutOfSpace { volume });
     }
+    outcome
+}
 
-    /// The name of a volume; `None` without a receiver.
-    fn name_to_report(&self, id: VolumeId) -> Option<String> {
-        self.observer.borrow().as_ref()?;
-        let meta = self.meta.borrow();
-        Some(meta.directory.get(id).map_or_else(String::new, |v| meta.directory.full_name(&v.record)))
-    }
+/// The name of a volume; `None` without a receiver.
+fn name_to_report<D: Device>(store: &Store<D>, id: VolumeId) -> Option<String> {
+    store.observer.borrow().as_ref()?;
+    let meta = store.meta.borrow();
+    Some(meta.directory.get(id).map_or_else(String::new, |v| meta.directory.full_name(&v.record)))
+}
 
-    pub fn report(&self, event: &PoolEvent) {
-        if let Some(observer) = &*self.observer.borrow() {
-            observer(event);
-        }
+pub fn report<D: Device>(store: &Store<D>, event: &PoolEvent) {
+    if let Some(observer) = &*store.observer.borrow() {
+        observer(event);
     }
 }

@@ -116,60 +116,58 @@ pub(super) async fn claim<D: Device>(
     Ok(())
 }
 
-impl<D: Device> Store<D> {
-    fn heartbeat(&self) -> Option<(HostIdentity, u32)> {
-        let interval = self.superblock.borrow().heartbeat;
-        let host = self.options.host.clone().filter(|_| interval > 0 && !self.options.read_only);
-        host.map(|host| (host, interval))
-    }
+fn heartbeat<D: Device>(store: &Store<D>) -> Option<(HostIdentity, u32)> {
+    let interval = store.superblock.borrow().heartbeat;
+    let host = store.options.host.clone().filter(|_| interval > 0 && !store.options.read_only);
+    host.map(|host| (host, interval))
+}
 
-    /// Beats until the pool is closed or dropped.
-    pub(super) fn begin_heartbeat(self: &Rc<Self>) {
-        let Some((host, interval)) = self.heartbeat() else { return };
-        let (weak, runtime) = (Rc::downgrade(self), self.runtime.clone());
-        self.runtime.spawn(Box::pin(async move {
-            loop {
-                runtime.sleep(Duration::from_millis(interval.into())).await;
-                let Some(store) = weak.upgrade() else { return };
-                if !store.beat_once(&host, interval).await {
-                    return;
-                }
+/// Beats until the pool is closed or dropped.
+pub(super) fn begin_heartbeat<D: Device>(store: &Rc<Store<D>>) {
+    let Some((host, interval)) = heartbeat(store) else { return };
+    let (weak, runtime) = (Rc::downgrade(store), store.runtime.clone());
+    store.runtime.spawn(Box::pin(async move {
+        loop {
+            runtime.sleep(Duration::from_millis(interval.into())).await;
+            let Some(store) = weak.upgrade() else { return };
+            if !beat_once(&store, &host, interval).await {
+                return;
             }
-        }));
-    }
+        }
+    }));
+}
 
-    /// One beat; returns whether there is another one.
-    async fn beat_once(&self, host: &HostIdentity, interval: u32) -> bool {
-        let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;
-        if self.beats.ended.get() {
+/// One beat; returns whether there is another one.
+async fn beat_once<D: Device>(store: &Store<D>, host: &HostIdentity, interval: u32) -> bool {
+    let _turn = store.beats.turn.lock(0..1, LockMode::Exclusive).await;
+    if store.beats.ended.get() {
+        return false;
+    }
+    let uuid = store.superblock.borrow().checksum_uuid;
+    match read(&*store.device, uuid).await {
+        Ok(found) if found.as_ref().is_none_or(|found| found.open == host.open) => {}
+        Ok(found) => {
+            let name = found.map(|found| found.host).unwrap_or_default();
+            store.beats.ended.set(true);
+            store.fail(&Error::new(ErrorKind::Busy, format!("another host, {name:?}, has opened the pool")));
             return false;
         }
-        let uuid = self.superblock.borrow().checksum_uuid;
-        match read(&*self.device, uuid).await {
-            Ok(found) if found.as_ref().is_none_or(|found| found.open == host.open) => {}
-            Ok(found) => {
-                let name = found.map(|found| found.host).unwrap_or_default();
-                self.beats.ended.set(true);
-                self.fail(&Error::new(ErrorKind::Busy, format!("another host, {name:?}, has opened the pool")));
-                return false;
-            }
-            // The next one may succeed.
-            Err(_) => return true,
-        }
-        let sequence = self.beats.sequence.get() + 1;
-        self.beats.sequence.set(sequence);
-        let _ = write(&*self.device, uuid, &beat(host, sequence, interval, true)).await;
-        true
+        // The next one may succeed.
+        Err(_) => return true,
     }
+    let sequence = store.beats.sequence.get() + 1;
+    store.beats.sequence.set(sequence);
+    let _ = write(&*store.device, uuid, &beat(host, sequence, interval, true)).await;
+    true
+}
 
-    /// Marks the pool as closed: other hosts need not wait.
-    pub(super) async fn end_heartbeat(&self) -> Result<()> {
-        let Some((host, interval)) = self.heartbeat() else { return Ok(()) };
-        let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;
-        if self.beats.ended.replace(true) {
-            return Ok(());
-        }
-        let (uuid, sequence) = (self.superblock.borrow().checksum_uuid, self.beats.sequence.get() + 1);
-        write(&*self.device, uuid, &beat(&host, sequence, interval, false)).await
+/// Marks the pool as closed: other hosts need not wait.
+pub(super) async fn end_heartbeat<D: Device>(store: &Store<D>) -> Result<()> {
+    let Some((host, interval)) = heartbeat(store) else { return Ok(()) };
+    let _turn = store.beats.turn.lock(0..1, LockMode::Exclusive).await;
+    if store.beats.ended.replace(true) {
+        return Ok(());
     }
+    let (uuid, sequence) = (store.superblock.borrow().checksum_uuid, store.beats.sequence.get() + 1);
+    write(&*store.device, uuid, &beat(&host, sequence, interval, false)).await
 }

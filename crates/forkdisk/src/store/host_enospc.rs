@@ -23,6 +23,7 @@ use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::runtime::yield_now;
 use crate::space::Runs;
+use crate::store::view;
 use crate::sync::Event;
 use crate::types::Block;
 
@@ -120,22 +121,13 @@ impl<D: Device> Store<D> {
     /// The outcome of `work`, unless a checkpoint waits for space and still does after a retry. `work` must
     /// only wait; it may be dropped at any point.
     pub async fn unless_blocked<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        self.retry_checkpoint().await;
+        retry_checkpoint(self).await;
         let mut work = pin!(work);
         loop {
             self.check_not_blocked()?;
             if let Some(outcome) = unless(&mut work, self.host_enospc.became_blocked.wait()).await {
                 return outcome;
             }
-        }
-    }
-
-    /// Lets a waiting checkpoint retry and waits for the outcome.
-    async fn retry_checkpoint(&self) {
-        if self.is_blocked() {
-            let tried = self.host_enospc.retried.wait();
-            self.host_enospc.retry_now();
-            tried.await;
         }
     }
 
@@ -154,50 +146,13 @@ impl<D: Device> Store<D> {
         let mut commit = pin!(commit);
         loop {
             if self.host_enospc.journal_is_full.get() {
-                self.retry_checkpoint().await;
+                retry_checkpoint(self).await;
                 self.check_not_blocked()?;
             }
             if let Some(outcome) = unless(&mut commit, self.host_enospc.became_blocked.wait()).await {
                 return outcome;
             }
         }
-    }
-
-    /// Metadata found no space (`error`): discards what can be, or waits a little. Refuses when the pool
-    /// closes.
-    pub async fn retry_until_space(self: &Rc<Self>, error: Error) -> Result<()> {
-        self.check_failed()?;
-        self.full.set(true);
-        if self.discard_early().await? {
-            return Ok(());
-        }
-        if self.closing.get() {
-            return Err(error);
-        }
-        self.host_enospc.blocked.set(true);
-        self.host_enospc.became_blocked.notify();
-        self.host_enospc.retried.notify();
-        let mut pause = pin!(self.runtime.sleep(RETRY_AFTER));
-        unless(&mut pause, self.host_enospc.retry.wait()).await;
-        self.check_failed()
-    }
-
-    /// The journal found no space (`error`), although most file systems allocate it in advance. Nothing is
-    /// acknowledged before all of it is written to the same place, so the write can be retried.
-    pub async fn retry_journal_until_space(&self, error: Error) -> Result<()> {
-        self.check_failed()?;
-        if self.closing.get() {
-            return Err(error);
-        }
-        self.full.set(true);
-        self.host_enospc.blocked.set(true);
-        self.host_enospc.journal_is_full.set(true);
-        self.host_enospc.became_blocked.notify();
-        self.host_enospc.retried.notify();
-        let mut pause = pin!(self.runtime.sleep(RETRY_AFTER));
-        unless(&mut pause, self.host_enospc.retry.wait()).await;
-        self.host_enospc.journal_is_full.set(false);
-        self.check_failed()
     }
 
     /// For a write without space on the host: gets freed space back and waits if the pool waits for space.
@@ -225,54 +180,100 @@ impl<D: Device> Store<D> {
         }
         Ok(self.unless_blocked(self.clone().patient_checkpoint()).await.is_ok())
     }
+}
 
-    /// Discards freed data that stays free whatever happens. Returns whether there was any.
-    async fn discard_early(self: &Rc<Self>) -> Result<bool> {
-        // The walk of a view needs no checkpoint to end.
-        if !self.options.discard || self.meta.borrow().space.view().is_some() {
-            return Ok(false);
-        }
-        let dead = self.pending_free_data().await?;
-        if dead.is_empty() {
-            return Ok(false);
-        }
-        // A commit may have to wait for the checkpoint that waits here.
-        let mut sealed = pin!(self.commit_sealed());
-        if !planted(Bug::DeadDiscardedBeforeDurable)
-            && unless(&mut sealed, self.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err())
-        {
-            return Ok(false);
-        }
-        // Readers may be under way, and a write may still publish a page it was given.
-        self.generations.barrier().await;
-        let dead = self
-            .retry_no_alloc(|meta| {
-                let mut dead = meta.space.still_pending(&dead).map_err(|miss| Failure::Stop(miss.into()))?;
-                let journal = &mut meta.journal;
-                let durable = if planted(Bug::DeadDiscardedBeforeDurable) { u64::MAX } else { journal.durable_seq() };
-                dead.retain(|&(first, pages)| {
-                    meta.space.lost_until(first.block()) <= durable && journal.may_overwrite(first, pages)
-                });
-                meta.space.mark_discarded(&dead);
-                Ok(dead)
-            })
+/// Lets a waiting checkpoint retry and waits for the outcome.
+async fn retry_checkpoint<D: Device>(store: &Store<D>) {
+    if store.is_blocked() {
+        let tried = store.host_enospc.retried.wait();
+        store.host_enospc.retry_now();
+        tried.await;
+    }
+}
+
+/// Metadata found no space (`error`): discards what can be, or waits a little. Refuses when the pool
+/// closes.
+pub async fn retry_until_space<D: Device>(store: &Rc<Store<D>>, error: Error) -> Result<()> {
+    store.check_failed()?;
+    store.full.set(true);
+    if discard_early(store).await? {
+        return Ok(());
+    }
+    if store.closing.get() {
+        return Err(error);
+    }
+    store.host_enospc.blocked.set(true);
+    store.host_enospc.became_blocked.notify();
+    store.host_enospc.retried.notify();
+    let mut pause = pin!(store.runtime.sleep(RETRY_AFTER));
+    unless(&mut pause, store.host_enospc.retry.wait()).await;
+    store.check_failed()
+}
+
+/// The journal found no space (`error`), although most file systems allocate it in advance. Nothing is
+/// acknowledged before all of it is written to the same place, so the write can be retried.
+pub async fn retry_journal_until_space<D: Device>(store: &Store<D>, error: Error) -> Result<()> {
+    store.check_failed()?;
+    if store.closing.get() {
+        return Err(error);
+    }
+    store.full.set(true);
+    store.host_enospc.blocked.set(true);
+    store.host_enospc.journal_is_full.set(true);
+    store.host_enospc.became_blocked.notify();
+    store.host_enospc.retried.notify();
+    let mut pause = pin!(store.runtime.sleep(RETRY_AFTER));
+    unless(&mut pause, store.host_enospc.retry.wait()).await;
+    store.host_enospc.journal_is_full.set(false);
+    store.check_failed()
+}
+
+/// Discards freed data that stays free whatever happens. Returns whether there was any.
+async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
+    // The walk of a view needs no checkpoint to end.
+    if !store.options.discard || store.meta.borrow().space.view().is_some() {
+        return Ok(false);
+    }
+    let dead = pending_free_data(store).await?;
+    if dead.is_empty() {
+        return Ok(false);
+    }
+    // A commit may have to wait for the checkpoint that waits here.
+    let mut sealed = pin!(store.commit_sealed());
+    if !planted(Bug::DeadDiscardedBeforeDurable)
+        && unless(&mut sealed, store.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err())
+    {
+        return Ok(false);
+    }
+    // Readers may be under way, and a write may still publish a page it was given.
+    store.generations.barrier().await;
+    let dead = store
+        .retry_no_alloc(|meta| {
+            let mut dead = meta.space.still_pending(&dead).map_err(|miss| Failure::Stop(miss.into()))?;
+            let journal = &mut meta.journal;
+            let durable = if planted(Bug::DeadDiscardedBeforeDurable) { u64::MAX } else { journal.durable_seq() };
+            dead.retain(|&(first, pages)| {
+                meta.space.lost_until(first.block()) <= durable && journal.may_overwrite(first, pages)
+            });
+            meta.space.mark_discarded(&dead);
+            Ok(dead)
+        })
+        .await?;
+    view::discard_freed(store, &dead).await;
+    Ok(!dead.is_empty())
+}
+
+/// Data that nothing refers to any more, up to a limit.
+async fn pending_free_data<D: Device>(store: &Store<D>) -> Result<Runs> {
+    let (mut dead, mut pages, mut from) = (Runs::new(), 0, Some(Block(0)));
+    while let Some(block) = from.filter(|_| pages < EARLY_FREE_PAGES) {
+        let (more, next) = store
+            .retry_no_alloc(|meta| meta.space.pending_free_runs(block).map_err(|miss| Failure::Stop(miss.into())))
             .await?;
-        self.discard_freed(&dead).await;
-        Ok(!dead.is_empty())
+        pages += more.iter().map(|&(_, pages)| pages).sum::<u64>();
+        dead.extend(more);
+        from = next;
+        yield_now().await;
     }
-
-    /// Data that nothing refers to any more, up to a limit.
-    async fn pending_free_data(&self) -> Result<Runs> {
-        let (mut dead, mut pages, mut from) = (Runs::new(), 0, Some(Block(0)));
-        while let Some(block) = from.filter(|_| pages < EARLY_FREE_PAGES) {
-            let (more, next) = self
-                .retry_no_alloc(|meta| meta.space.pending_free_runs(block).map_err(|miss| Failure::Stop(miss.into())))
-                .await?;
-            pages += more.iter().map(|&(_, pages)| pages).sum::<u64>();
-            dead.extend(more);
-            from = next;
-            yield_now().await;
-        }
-        Ok(dead)
-    }
+    Ok(dead)
 }

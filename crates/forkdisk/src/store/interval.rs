@@ -34,39 +34,39 @@ impl<D: Device> Store<D> {
     /// Records that something was acknowledged that is not durable.
     pub fn note_dirty(self: &Rc<Self>) {
         if !self.interval.is_dirty.replace(true) {
-            self.begin_interval();
+            begin_interval(self);
         }
     }
+}
 
-    fn begin_interval(self: &Rc<Self>) {
-        if self.options.commit_interval.is_zero() || planted(Bug::IntervalForgotten) {
-            return;
-        }
-        self.interval.since.set(self.runtime.now());
-        if self.interval.sleeps.replace(true) {
-            return;
-        }
-        let (weak, runtime, length) = (Rc::downgrade(self), self.runtime.clone(), self.options.commit_interval);
-        let mut left = length;
-        self.runtime.spawn(Box::pin(async move {
-            loop {
-                runtime.sleep(left).await;
-                let Some(store) = weak.upgrade() else { return };
-                if !store.interval.is_dirty.get() || store.check_alive().is_err() {
-                    return store.interval.sleeps.set(false);
-                }
-                // Changes after an earlier commit have waited less.
-                let age = runtime.now().saturating_sub(store.interval.since.get());
-                left = length.saturating_sub(age);
-                if left.is_zero() {
-                    left = length;
-                    if let Some(hooks) = store.hooks() {
-                        hooks.flush_origins().await;
-                    }
-                    // An error has failed the pool; the next request returns it.
-                    let _ = store.clone().commit().await;
-                }
-            }
-        }));
+fn begin_interval<D: Device>(store: &Rc<Store<D>>) {
+    if store.options.commit_interval.is_zero() || planted(Bug::IntervalForgotten) {
+        return;
     }
+    store.interval.since.set(store.runtime.now());
+    if store.interval.sleeps.replace(true) {
+        return;
+    }
+    let (weak, runtime, length) = (Rc::downgrade(store), store.runtime.clone(), store.options.commit_interval);
+    let mut left = length;
+    store.runtime.spawn(Box::pin(async move {
+        loop {
+            runtime.sleep(left).await;
+            let Some(store) = weak.upgrade() else { return };
+            if !store.interval.is_dirty.get() || store.check_alive().is_err() {
+                return store.interval.sleeps.set(false);
+            }
+            // Changes after an earlier commit have waited less.
+            let age = runtime.now().saturating_sub(store.interval.since.get());
+            left = length.saturating_sub(age);
+            if left.is_zero() {
+                left = length;
+                if let Some(hooks) = store.hooks() {
+                    hooks.flush_origins().await;
+                }
+                // An error has failed the pool; the next request returns it.
+                let _ = store.clone().commit().await;
+            }
+        }
+    }));
 }

@@ -15,6 +15,7 @@ use crate::map::{Entries, Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space;
+use crate::store::view;
 use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
 
 /// Seed level of the checksum of count pages: this plus their level.
@@ -45,15 +46,6 @@ impl From<Error> for EditError {
 }
 
 impl<D: Device> Store<D> {
-    /// Reads one page of metadata.
-    pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {
-        self.counters.metadata_reads.add_one(PAGE_SIZE as u64);
-        let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
-        let (result, buf) = self.device.read(self.device.buffer(PAGE_SIZE), smallvec![segment]).await;
-        result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
-        Ok(buf)
-    }
-
     /// Reads a map table and verifies it.
     pub async fn read_table(
         &self,
@@ -62,82 +54,13 @@ impl<D: Device> Store<D> {
         entry: MapEntry,
         level: u8,
     ) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
-        let bytes = self.read_page(page).await?;
+        let bytes = read_page(self, page).await?;
         let seed = Seed { pool, page, level, birth: entry.birth().0 };
         if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
             return Err(damaged_table_error(level, page, "its checksum does not match"));
         }
         let pages = self.meta.borrow().space.layout().pages();
         decode_table(&bytes, level, pages).map_err(|e| damaged_table_error(level, page, &e))
-    }
-
-    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
-        let pool = self.superblock.borrow().checksum_uuid;
-        let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
-        let mut meta = self.meta.borrow_mut();
-        meta.tables.insert_clean(
-            &miss,
-            match is_ordered(miss.level) {
-                true => Entries::whole(entries),
-                false => entries.into(),
-            },
-        );
-        meta.tables.evict();
-        Ok(())
-    }
-
-    async fn load_counts(&self, miss: space::Miss) -> Result<()> {
-        match self.read_counts(miss).await {
-            // Reading data needs no counts: without them nothing is allocated or freed.
-            Err(flaw) if self.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
-                let meta = &mut *self.meta.borrow_mut();
-                meta.space.lose(miss);
-                meta.lost_counts.push(flaw);
-                Ok(())
-            }
-            outcome => outcome,
-        }
-    }
-
-    async fn read_counts(&self, miss: space::Miss) -> Result<()> {
-        let space::Miss::Count { node, page, checksum } = miss;
-        let bytes = self.read_page(page).await?;
-        let pool = self.superblock.borrow().checksum_uuid;
-        let damaged = |what: &str| {
-            let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR_HINT}");
-            Error::new(ErrorKind::Corrupt, why)
-        };
-        let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
-        if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
-            return Err(damaged("its checksum does not match"));
-        }
-        let counts =
-            CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
-        self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
-    }
-
-    /// Loads the page that `stop` names; waits if it is being loaded already.
-    pub async fn load(&self, stop: Stop) -> std::result::Result<(), EditError> {
-        let page = match stop {
-            Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
-            Stop::Count(space::Miss::Count { page, .. }) => page,
-            // A view ends before a request fails for the space that it holds.
-            Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
-            Stop::NoSpace => return Err(EditError::NoSpace),
-        };
-        if !self.loading.borrow_mut().insert(page) {
-            self.loaded.wait().await;
-            return Ok(());
-        }
-        self.counters.cache_misses.add(1);
-        let outcome = match stop {
-            Stop::Table(miss) => self.load_table(page, miss).await,
-            Stop::Count(miss) => self.load_counts(miss).await,
-            Stop::NoSpace => unreachable!("nothing to load"),
-        };
-        self.loading.borrow_mut().remove(&page);
-        self.loaded.notify();
-        outcome.map_err(EditError::Error)
     }
 
     /// Repeats `attempt` until it misses nothing.
@@ -168,7 +91,7 @@ impl<D: Device> Store<D> {
                     // The page to be loaded must not be reused before it was read.
                     let _plan = self.generations.enter();
                     // Boxed: loading is rare, and this future is part of every read.
-                    Box::pin(self.load(stop)).await?;
+                    Box::pin(load(self, stop)).await?;
                 }
                 Err(Failure::Nonsense(what)) => return Err(EditError::Error(Error::new(ErrorKind::Corrupt, what))),
                 Err(Failure::Gone) => return Err(EditError::Error(deleted_error())),
@@ -266,4 +189,81 @@ impl<D: Device> Store<D> {
         })
         .await
     }
+}
+
+/// Reads one page of metadata.
+pub async fn read_page<D: Device>(store: &Store<D>, page: PageAddr) -> Result<Buf> {
+    store.counters.metadata_reads.add_one(PAGE_SIZE as u64);
+    let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
+    let (result, buf) = store.device.read(store.device.buffer(PAGE_SIZE), smallvec![segment]).await;
+    result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
+    Ok(buf)
+}
+
+async fn load_table<D: Device>(store: &Store<D>, page: PageAddr, miss: TableMiss) -> Result<()> {
+    let pool = store.superblock.borrow().checksum_uuid;
+    let entries = store.read_table(pool, page, miss.entry, miss.level).await?;
+    let mut meta = store.meta.borrow_mut();
+    meta.tables.insert_clean(
+        &miss,
+        match is_ordered(miss.level) {
+            true => Entries::whole(entries),
+            false => entries.into(),
+        },
+    );
+    meta.tables.evict();
+    Ok(())
+}
+
+async fn load_counts<D: Device>(store: &Store<D>, miss: space::Miss) -> Result<()> {
+    match read_counts(store, miss).await {
+        // Reading data needs no counts: without them nothing is allocated or freed.
+        Err(flaw) if store.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+            let meta = &mut *store.meta.borrow_mut();
+            meta.space.lose(miss);
+            meta.lost_counts.push(flaw);
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+async fn read_counts<D: Device>(store: &Store<D>, miss: space::Miss) -> Result<()> {
+    let space::Miss::Count { node, page, checksum } = miss;
+    let bytes = read_page(store, page).await?;
+    let pool = store.superblock.borrow().checksum_uuid;
+    let damaged = |what: &str| {
+        let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR_HINT}");
+        Error::new(ErrorKind::Corrupt, why)
+    };
+    let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
+    if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
+        return Err(damaged("its checksum does not match"));
+    }
+    let counts = CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
+    store.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
+}
+
+/// Loads the page that `stop` names; waits if it is being loaded already.
+pub async fn load<D: Device>(store: &Store<D>, stop: Stop) -> std::result::Result<(), EditError> {
+    let page = match stop {
+        Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
+        Stop::Count(space::Miss::Count { page, .. }) => page,
+        // A view ends before a request fails for the space that it holds.
+        Stop::NoSpace if view::take_space_of_view(store).await => return Ok(()),
+        Stop::NoSpace => return Err(EditError::NoSpace),
+    };
+    if !store.loading.borrow_mut().insert(page) {
+        store.loaded.wait().await;
+        return Ok(());
+    }
+    store.counters.cache_misses.add(1);
+    let outcome = match stop {
+        Stop::Table(miss) => load_table(store, page, miss).await,
+        Stop::Count(miss) => load_counts(store, miss).await,
+        Stop::NoSpace => unreachable!("nothing to load"),
+    };
+    store.loading.borrow_mut().remove(&page);
+    store.loaded.notify();
+    outcome.map_err(EditError::Error)
 }

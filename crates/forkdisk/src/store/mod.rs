@@ -7,19 +7,19 @@
 mod checkpoint;
 mod commit;
 mod count_log_flush;
-mod events;
+pub mod events;
 mod flush;
 mod heartbeat;
 mod host_enospc;
 mod interval;
 mod load;
-mod open;
+pub mod open;
 mod options;
 mod publish;
 mod replay;
 mod takeover;
-mod times;
-mod view;
+pub mod times;
+pub mod view;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;

@@ -24,6 +24,13 @@ use super::heartbeat;
 use super::load::DIRECTORY_SEED;
 use super::{OpenOptions, REPAIR_HINT, Recovery, Store};
 use crate::catalog::{Catalog, Failure};
+use crate::store::checkpoint;
+use crate::store::commit;
+use crate::store::count_log_flush;
+use crate::store::load;
+use crate::store::replay;
+use crate::store::takeover;
+use crate::store::times;
 
 /// Tables that the cache holds at least, unless a test sets a smaller cache.
 const MIN_CACHED_TABLES: usize = 16;
@@ -232,88 +239,6 @@ impl<D: Device> Store<D> {
             beats: Default::default(),
         }))
     }
-
-    /// Loads the directory of the last checkpoint and replays the journal and the volatile log.
-    pub async fn recover(self: &Rc<Self>) -> Result<()> {
-        // Recovery may take long.
-        self.begin_heartbeat();
-        let clean = self.superblock.borrow().clean;
-        self.load_directory().await?;
-        let mut recovery = Recovery { clean, ..Recovery::default() };
-        let mut unsealed = false;
-        let start = self.meta.borrow().journal.next();
-        if !clean {
-            unsealed = self.replay().await?;
-        }
-        let replayed = self.meta.borrow().journal.next();
-        recovery.journal = replayed.saturating_sub(start);
-        if !clean {
-            recovery.volatile = self.replay_volatile().await?;
-            self.copier.set(self.meta.borrow().copier);
-        }
-        self.meta.borrow_mut().journal.end_replay();
-        if !self.options.read_only {
-            // After a kill of the last owner data may be in a volatile cache only: make durable what reads
-            // return from now on.
-            self.flush_device().await?;
-            self.meta.borrow_mut().journal.set_durable(replayed);
-            if recovery.volatile > 0 {
-                // Its group states that the groups before it are durable.
-                self.commit_left_behind().await?;
-            } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
-                // The next recovery must accept the same groups, whatever their pages hold then.
-                self.activate().await?;
-                self.seal().await?;
-            }
-            if self.superblock_flaw.borrow().is_some() {
-                // Writes both.
-                self.activate().await?;
-                self.superblock_flaw.take();
-            }
-            self.begin_volatile().await?;
-        }
-        self.recovery.set(recovery);
-        self.opened.set(true);
-        self.delete_orphans()?;
-        self.reap_soon();
-        self.gather_soon();
-        Ok(())
-    }
-
-    /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Later requests are
-    /// refused.
-    pub async fn close(self: &Rc<Self>) -> Result<()> {
-        let store = self;
-        if store.options.read_only {
-            store.closed.set(true);
-            return Ok(());
-        }
-        store.check_alive()?;
-        // Ends the wait for a full host, which requests in flight may be part of.
-        store.closing.set(true);
-        store.generations.barrier().await;
-        while store.reaping.get() && !store.full.get() {
-            store.reaped.wait().await;
-        }
-        store.wait_count_log_flush().await;
-        store.record_times();
-        let nothing_to_do = !store.active.get() && store.superblock.borrow().clean && !store.has_changes();
-        if !nothing_to_do {
-            store.clone().patient_checkpoint().await?;
-            store.closed.set(true);
-            store.generations.barrier().await;
-            let old = store.superblock.borrow().clone();
-            let clean = Superblock { generation: old.generation + 1, clean: !store.has_changes(), ..old };
-            store.write_superblock(&clean).await?;
-        } else {
-            // Data written in place changed no metadata.
-            store.flush_device().await?;
-        }
-        store.closed.set(true);
-        // Not earlier: until the superblock is marked clean, recovery after a kill needs it.
-        store.end_volatile();
-        store.end_heartbeat().await
-    }
 }
 
 fn directory_map(superblock: &Superblock) -> VolumeRecord {
@@ -432,13 +357,6 @@ async fn read_count_log<D: Device>(device: &D, superblock: &Superblock) -> Resul
 }
 
 impl<D: Device> Store<D> {
-    /// Whether memory has changes that the last superblock does not lead to.
-    fn has_changes(&self) -> bool {
-        let meta = self.meta.borrow();
-        (meta.tables.unwritten() > 0 || meta.directory.is_changed() || meta.space.dirty_bytes() > 0)
-            || meta.copier != self.superblock.borrow().copier
-    }
-
     /// Loads the directory.
     pub async fn load_directory(&self) -> Result<()> {
         let pages = self.superblock.borrow().directory_pages;
@@ -458,29 +376,13 @@ impl<D: Device> Store<D> {
                 .await?;
             let records = match entry {
                 None => vec![None; SLOTS_PER_PAGE],
-                Some((page, sum)) => self.read_directory_page(uuid, page, sum, pool_pages).await?,
+                Some((page, sum)) => read_directory_page(self, uuid, page, sum, pool_pages).await?,
             };
             let loaded = self.meta.borrow_mut().directory.load_page(number, records);
             loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
         }
         self.meta.borrow_mut().directory.take_changed();
         Ok(())
-    }
-
-    async fn read_directory_page(
-        &self,
-        uuid: [u8; 16],
-        page: PageAddr,
-        sum: u32,
-        pool_pages: u64,
-    ) -> Result<Vec<Option<VolumeRecord>>> {
-        let damaged =
-            |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
-        let bytes = self.read_page(page).await?;
-        if page_checksum(&Seed { pool: uuid, page, level: DIRECTORY_SEED, birth: 0 }, &bytes) != sum {
-            return Err(damaged("its checksum does not match"));
-        }
-        decode_directory_page(&bytes, pool_pages).map_err(|e| damaged(&e))
     }
 }
 
@@ -496,4 +398,108 @@ fn leaf_checksum(catalog: &mut Catalog, at: VirtualPage, slot: usize) -> std::re
         entry = catalog.tables.node(id).entry(at.slot(level));
         level -= 1;
     }
+}
+
+/// Loads the directory of the last checkpoint and replays the journal and the volatile log.
+pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    // Recovery may take long.
+    heartbeat::begin_heartbeat(store);
+    let clean = store.superblock.borrow().clean;
+    store.load_directory().await?;
+    let mut recovery = Recovery { clean, ..Recovery::default() };
+    let mut unsealed = false;
+    let start = store.meta.borrow().journal.next();
+    if !clean {
+        unsealed = replay::replay(store).await?;
+    }
+    let replayed = store.meta.borrow().journal.next();
+    recovery.journal = replayed.saturating_sub(start);
+    if !clean {
+        recovery.volatile = takeover::replay_volatile(store).await?;
+        store.copier.set(store.meta.borrow().copier);
+    }
+    store.meta.borrow_mut().journal.end_replay();
+    if !store.options.read_only {
+        // After a kill of the last owner data may be in a volatile cache only: make durable what reads
+        // return from now on.
+        store.flush_device().await?;
+        store.meta.borrow_mut().journal.set_durable(replayed);
+        if recovery.volatile > 0 {
+            // Its group states that the groups before it are durable.
+            takeover::commit_left_behind(store).await?;
+        } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
+            // The next recovery must accept the same groups, whatever their pages hold then.
+            store.activate().await?;
+            commit::seal(store).await?;
+        }
+        if store.superblock_flaw.borrow().is_some() {
+            // Writes both.
+            store.activate().await?;
+            store.superblock_flaw.take();
+        }
+        takeover::begin_volatile(store).await?;
+    }
+    store.recovery.set(recovery);
+    store.opened.set(true);
+    store.delete_orphans()?;
+    store.reap_soon();
+    store.gather_soon();
+    Ok(())
+}
+
+/// Waits for requests in flight, writes a checkpoint and marks the pool clean. Later requests are
+/// refused.
+pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    let store = store;
+    if store.options.read_only {
+        store.closed.set(true);
+        return Ok(());
+    }
+    store.check_alive()?;
+    // Ends the wait for a full host, which requests in flight may be part of.
+    store.closing.set(true);
+    store.generations.barrier().await;
+    while store.reaping.get() && !store.full.get() {
+        store.reaped.wait().await;
+    }
+    count_log_flush::wait_count_log_flush(store).await;
+    times::record_times(store);
+    let nothing_to_do = !store.active.get() && store.superblock.borrow().clean && !has_changes(store);
+    if !nothing_to_do {
+        store.clone().patient_checkpoint().await?;
+        store.closed.set(true);
+        store.generations.barrier().await;
+        let old = store.superblock.borrow().clone();
+        let clean = Superblock { generation: old.generation + 1, clean: !has_changes(store), ..old };
+        checkpoint::write_superblock(store, &clean).await?;
+    } else {
+        // Data written in place changed no metadata.
+        store.flush_device().await?;
+    }
+    store.closed.set(true);
+    // Not earlier: until the superblock is marked clean, recovery after a kill needs it.
+    store.end_volatile();
+    heartbeat::end_heartbeat(store).await
+}
+
+/// Whether memory has changes that the last superblock does not lead to.
+fn has_changes<D: Device>(store: &Store<D>) -> bool {
+    let meta = store.meta.borrow();
+    (meta.tables.unwritten() > 0 || meta.directory.is_changed() || meta.space.dirty_bytes() > 0)
+        || meta.copier != store.superblock.borrow().copier
+}
+
+async fn read_directory_page<D: Device>(
+    store: &Store<D>,
+    uuid: [u8; 16],
+    page: PageAddr,
+    sum: u32,
+    pool_pages: u64,
+) -> Result<Vec<Option<VolumeRecord>>> {
+    let damaged = |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
+    let bytes = load::read_page(store, page).await?;
+    if page_checksum(&Seed { pool: uuid, page, level: DIRECTORY_SEED, birth: 0 }, &bytes) != sum {
+        return Err(damaged("its checksum does not match"));
+    }
+    decode_directory_page(&bytes, pool_pages).map_err(|e| damaged(&e))
 }

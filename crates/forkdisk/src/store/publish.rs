@@ -17,7 +17,7 @@ impl<D: Device> Store<D> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
             Ok(()) => {
-                self.update_live(meta, record);
+                update_live(self, meta, record);
                 meta.journal.append(record);
                 Ok(())
             }
@@ -89,24 +89,6 @@ impl<D: Device> Store<D> {
         }
     }
 
-    /// Applies the effect of a record to open volumes.
-    fn update_live(&self, meta: &Catalog, record: &Record) {
-        let mut live = self.live.borrow_mut();
-        match record {
-            Record::SetCopying { id, throttle, .. } => {
-                if let Some(activity) = live.activity(*id) {
-                    activity.set_throttle(*throttle);
-                }
-            }
-            Record::Rollback { volume: id, .. } | Record::Flatten { id } => {
-                live.set_backing(*id, meta.directory.get(*id).is_some_and(|v| v.record.base != NO_VOLUME));
-            }
-            Record::RenameOver { replaced, kept: false, .. } => live.note_deleted(*replaced),
-            Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
-            _ => {}
-        }
-    }
-
     /// Runs one change: `decide` checks and returns the record, which is applied. The next commit makes it
     /// durable.
     pub fn note<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
@@ -146,5 +128,23 @@ impl<D: Device> Store<D> {
             return Ok(());
         }
         self.note(|_| Ok((Record::Delete { ids }, ())))
+    }
+}
+
+/// Applies the effect of a record to open volumes.
+fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
+    let mut live = store.live.borrow_mut();
+    match record {
+        Record::SetCopying { id, throttle, .. } => {
+            if let Some(activity) = live.activity(*id) {
+                activity.set_throttle(*throttle);
+            }
+        }
+        Record::Rollback { volume: id, .. } | Record::Flatten { id } => {
+            live.set_backing(*id, meta.directory.get(*id).is_some_and(|v| v.record.base != NO_VOLUME));
+        }
+        Record::RenameOver { replaced, kept: false, .. } => live.note_deleted(*replaced),
+        Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
+        _ => {}
     }
 }

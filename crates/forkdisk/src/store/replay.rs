@@ -46,171 +46,169 @@ struct Cursor {
     limit: u64,
 }
 
-impl<D: Device> Store<D> {
-    /// Replays what was committed after the checkpoint. True if data had to be verified to decide on groups:
-    /// then a seal must follow.
-    pub(super) async fn replay(&self) -> Result<bool> {
-        let (uuid, newest, start) = {
-            let superblock = self.superblock.borrow();
-            (superblock.checksum_uuid, superblock.incarnation, superblock.start)
-        };
-        let mut cursor = {
-            let journal = &self.meta.borrow().journal;
-            Cursor { head: journal.head(), chain: journal.chain(), limit: journal.length() - journal.used() }
-        };
-        let mut held: VecDeque<ReplayedData> = VecDeque::new();
-        let mut incarnation = 0;
-        let mut window: Vec<u8> = Vec::new();
-        let mut window_at = start.position;
-        let mut rereads = 0;
-        loop {
-            let Cursor { head, chain, limit } = cursor;
-            let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
-            let next = match decode_group(&uuid, chain, have, limit) {
-                Decoded::Group(group, records, checksums) => ReplayedData { group, records, checksums },
-                other => {
-                    // A group may be longer than the window.
-                    let least = if let Decoded::Needs(length) = other { length } else { 0 };
-                    let enough = limit.min(REPLAY_WINDOW_BYTES).max(least);
-                    let missing = enough.saturating_sub(have.len() as u64);
-                    window.drain(..(head - window_at) as usize);
-                    window_at = head;
-                    if missing == 0 {
-                        if rereads < MAX_REREADS && self.reads_otherwise(&window, head).await? {
-                            rereads += 1;
-                            window.clear();
-                            continue;
-                        }
-                        break;
-                    }
-                    window.extend(self.read_journal(head + window.len() as u64, missing).await?);
-                    continue;
-                }
-            };
-            let stale = next.group.incarnation < incarnation || next.group.incarnation > newest;
-            if stale && !planted(Bug::StaleIncarnationReplayed) {
+/// Replays what was committed after the checkpoint. True if data had to be verified to decide on groups:
+/// then a seal must follow.
+pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
+    let (uuid, newest, start) = {
+        let superblock = store.superblock.borrow();
+        (superblock.checksum_uuid, superblock.incarnation, superblock.start)
+    };
+    let mut cursor = {
+        let journal = &store.meta.borrow().journal;
+        Cursor { head: journal.head(), chain: journal.chain(), limit: journal.length() - journal.used() }
+    };
+    let mut held: VecDeque<ReplayedData> = VecDeque::new();
+    let mut incarnation = 0;
+    let mut window: Vec<u8> = Vec::new();
+    let mut window_at = start.position;
+    let mut rereads = 0;
+    loop {
+        let Cursor { head, chain, limit } = cursor;
+        let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
+        let next = match decode_group(&uuid, chain, have, limit) {
+            Decoded::Group(group, records, checksums) => ReplayedData { group, records, checksums },
+            other => {
+                // A group may be longer than the window.
+                let least = if let Decoded::Needs(length) = other { length } else { 0 };
+                let enough = limit.min(REPLAY_WINDOW_BYTES).max(least);
+                let missing = enough.saturating_sub(have.len() as u64);
                 window.drain(..(head - window_at) as usize);
-                break;
+                window_at = head;
+                if missing == 0 {
+                    if rereads < MAX_REREADS && reads_otherwise(store, &window, head).await? {
+                        rereads += 1;
+                        window.clear();
+                        continue;
+                    }
+                    break;
+                }
+                window.extend(read_journal(store, head + window.len() as u64, missing).await?);
+                continue;
             }
-            incarnation = next.group.incarnation;
-            let length = JournalGroup::length(next.group.bytes as usize);
-            cursor = Cursor { head: head + length, chain: next.group.chain, limit: limit - length };
-            while held.front().is_some_and(|before| before.next() <= next.group.confirmed) {
-                let before = held.pop_front().expect("just seen");
-                self.apply_group(&before, start.sequence).await?;
-            }
-            if held.is_empty() && next.checksums.is_empty() {
-                self.apply_group(&next, start.sequence).await?;
-            } else {
-                held.push_back(next);
-            }
+        };
+        let stale = next.group.incarnation < incarnation || next.group.incarnation > newest;
+        if stale && !planted(Bug::StaleIncarnationReplayed) {
+            window.drain(..(head - window_at) as usize);
+            break;
         }
-        let unsealed = !held.is_empty();
-        for group in held {
-            // Records before the start of the checkpoint were durable when it was; their pages may have been
-            // written in place since.
-            let is_said = group.next() <= start.sequence;
-            if !is_said && !planted(Bug::VouchedNotVerified) && !self.is_there(&group.checksums).await? {
-                break;
-            }
-            self.apply_group(&group, start.sequence).await?;
+        incarnation = next.group.incarnation;
+        let length = JournalGroup::length(next.group.bytes as usize);
+        cursor = Cursor { head: head + length, chain: next.group.chain, limit: limit - length };
+        while held.front().is_some_and(|before| before.next() <= next.group.confirmed) {
+            let before = held.pop_front().expect("just seen");
+            apply_group(store, &before, start.sequence).await?;
         }
-        self.refuse_damaged_journal(window, cursor.head, cursor.limit).await?;
-        Ok(unsealed)
+        if held.is_empty() && next.checksums.is_empty() {
+            apply_group(store, &next, start.sequence).await?;
+        } else {
+            held.push_back(next);
+        }
     }
+    let unsealed = !held.is_empty();
+    for group in held {
+        // Records before the start of the checkpoint were durable when it was; their pages may have been
+        // written in place since.
+        let is_said = group.next() <= start.sequence;
+        if !is_said && !planted(Bug::VouchedNotVerified) && !is_there(store, &group.checksums).await? {
+            break;
+        }
+        apply_group(store, &group, start.sequence).await?;
+    }
+    refuse_damaged_journal(store, window, cursor.head, cursor.limit).await?;
+    Ok(unsealed)
+}
 
-    async fn apply_group(&self, taken: &ReplayedData, start: u64) -> Result<()> {
-        for (i, record) in taken.records.iter().enumerate() {
-            if taken.group.first + i as u64 >= start || planted(Bug::RecoveryReplaysTwice) {
-                self.replay_record(record).await?;
-            }
-        }
-        self.meta.borrow_mut().journal.replayed(&taken.group);
-        Ok(())
-    }
-
-    /// Whether the pages match their checksums.
-    async fn is_there(&self, checksums: &[DataChecksum]) -> Result<bool> {
-        let pages = self.meta.borrow().space.layout().pages();
-        for checksum in checksums {
-            let inside = checksum.to.0.checked_add(u64::from(checksum.pages)).is_some_and(|end| end <= pages);
-            if !inside || checksum.pages > MAX_VERIFIED_PAGES {
-                return Err(Error::new(ErrorKind::Corrupt, "a journal group vouches for pages outside the pool"));
-            }
-            let len = checksum.pages as usize * PAGE_SIZE;
-            let segment = Segment { offset: checksum.to.offset(), at: 0, len };
-            let (result, buf) = self.device.read(self.device.buffer(len), smallvec![segment]).await;
-            result.map_err(|e| Error::io("reading data that was written last, for recovery", e))?;
-            if data_checksum(checksum.to, &buf) != checksum.sum {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Whether the beginning of `window`, read from `position`, reads differently now: then a read went
-    /// wrong, and the journal does not end there.
-    async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
-        let seen = &window[..window.len().min(REPLAY_OVERLAP_BYTES)];
-        Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
-    }
-
-    /// Replay ended at `head`; `window` was read from there on. The journal is damaged if any group behind
-    /// states that records were durable which were not found.
-    async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
-        let (uuid, next) = (self.superblock.borrow().checksum_uuid, self.meta.borrow().journal.next());
-        let mut window_at = head;
-        loop {
-            let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
-            if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
-                let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
-                let why = format!(
-                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they \
-                     were durable; restore the pool from a copy",
-                    PageAddr(place / PAGE_SIZE as u64),
-                    group.confirmed - next
-                );
-                return Err(Error::new(ErrorKind::Corrupt, why));
-            }
-            let at = window_at + window.len() as u64;
-            if at == head + limit {
-                return Ok(());
-            }
-            // Keep what may be the beginning of a group, so that it is seen whole and nothing is read twice.
-            let seen = window.len().saturating_sub(REPLAY_OVERLAP_BYTES);
-            window.drain(..seen);
-            window_at += seen as u64;
-            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW_BYTES)).await?);
+async fn apply_group<D: Device>(store: &Store<D>, taken: &ReplayedData, start: u64) -> Result<()> {
+    for (i, record) in taken.records.iter().enumerate() {
+        if taken.group.first + i as u64 >= start || planted(Bug::RecoveryReplaysTwice) {
+            replay_record(store, record).await?;
         }
     }
+    store.meta.borrow_mut().journal.replayed(&taken.group);
+    Ok(())
+}
 
-    pub(super) async fn replay_record(&self, record: &Record) -> Result<()> {
-        if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
-            self.take_place(*to, u64::from(*len)).await?;
+/// Whether the pages match their checksums.
+async fn is_there<D: Device>(store: &Store<D>, checksums: &[DataChecksum]) -> Result<bool> {
+    let pages = store.meta.borrow().space.layout().pages();
+    for checksum in checksums {
+        let inside = checksum.to.0.checked_add(u64::from(checksum.pages)).is_some_and(|end| end <= pages);
+        if !inside || checksum.pages > MAX_VERIFIED_PAGES {
+            return Err(Error::new(ErrorKind::Corrupt, "a journal group vouches for pages outside the pool"));
         }
-        if let Record::Gather { moved, .. } = record {
-            for run in moved {
-                self.take_place(run.to, u64::from(run.len)).await?;
-            }
-            return self.retry_pinned(|meta| meta.apply(record, &mut 0)).await;
+        let len = checksum.pages as usize * PAGE_SIZE;
+        let segment = Segment { offset: checksum.to.offset(), at: 0, len };
+        let (result, buf) = store.device.read(store.device.buffer(len), smallvec![segment]).await;
+        result.map_err(|e| Error::io("reading data that was written last, for recovery", e))?;
+        if data_checksum(checksum.to, &buf) != checksum.sum {
+            return Ok(false);
         }
-        let mut done = 0;
-        self.retry_no_alloc(|meta| meta.apply(record, &mut done)).await
     }
+    Ok(true)
+}
 
-    /// Marks pages as allocated before the crash.
-    async fn take_place(&self, to: PageAddr, len: u64) -> Result<()> {
-        let inside = to.0.checked_add(len).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
-        if !inside {
-            return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
-        }
-        self.retry_no_alloc(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
-    }
+/// Whether the beginning of `window`, read from `position`, reads differently now: then a read went
+/// wrong, and the journal does not end there.
+async fn reads_otherwise<D: Device>(store: &Store<D>, window: &[u8], position: u64) -> Result<bool> {
+    let seen = &window[..window.len().min(REPLAY_OVERLAP_BYTES)];
+    Ok(!seen.is_empty() && read_journal(store, position, seen.len() as u64).await? != seen)
+}
 
-    async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {
-        let segments = self.meta.borrow().journal.segments(position, len as usize);
-        let (result, buf) = self.device.read(self.device.buffer(len as usize), segments.into()).await;
-        result.map_err(|e| Error::io("reading the journal", e))?;
-        Ok(buf.to_vec())
+/// Replay ended at `head`; `window` was read from there on. The journal is damaged if any group behind
+/// states that records were durable which were not found.
+async fn refuse_damaged_journal<D: Device>(store: &Store<D>, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
+    let (uuid, next) = (store.superblock.borrow().checksum_uuid, store.meta.borrow().journal.next());
+    let mut window_at = head;
+    loop {
+        let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
+        if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
+            let place = store.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
+            let why = format!(
+                "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they \
+                 were durable; restore the pool from a copy",
+                PageAddr(place / PAGE_SIZE as u64),
+                group.confirmed - next
+            );
+            return Err(Error::new(ErrorKind::Corrupt, why));
+        }
+        let at = window_at + window.len() as u64;
+        if at == head + limit {
+            return Ok(());
+        }
+        // Keep what may be the beginning of a group, so that it is seen whole and nothing is read twice.
+        let seen = window.len().saturating_sub(REPLAY_OVERLAP_BYTES);
+        window.drain(..seen);
+        window_at += seen as u64;
+        window.extend(read_journal(store, at, (head + limit - at).min(REPLAY_WINDOW_BYTES)).await?);
     }
+}
+
+pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) -> Result<()> {
+    if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
+        take_place(store, *to, u64::from(*len)).await?;
+    }
+    if let Record::Gather { moved, .. } = record {
+        for run in moved {
+            take_place(store, run.to, u64::from(run.len)).await?;
+        }
+        return store.retry_pinned(|meta| meta.apply(record, &mut 0)).await;
+    }
+    let mut done = 0;
+    store.retry_no_alloc(|meta| meta.apply(record, &mut done)).await
+}
+
+/// Marks pages as allocated before the crash.
+async fn take_place<D: Device>(store: &Store<D>, to: PageAddr, len: u64) -> Result<()> {
+    let inside = to.0.checked_add(len).is_some_and(|e| e <= store.meta.borrow().space.layout().pages());
+    if !inside {
+        return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
+    }
+    store.retry_no_alloc(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
+}
+
+async fn read_journal<D: Device>(store: &Store<D>, position: u64, len: u64) -> Result<Vec<u8>> {
+    let segments = store.meta.borrow().journal.segments(position, len as usize);
+    let (result, buf) = store.device.read(store.device.buffer(len as usize), segments.into()).await;
+    result.map_err(|e| Error::io("reading the journal", e))?;
+    Ok(buf.to_vec())
 }

@@ -15,52 +15,51 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::journal::{RecoveredRecord, invalidate, recover};
 use crate::planted::{Bug, planted};
+use crate::store::replay;
 
-impl<D: Device> Store<D> {
-    /// Applies the records that the journal does not have; returns their number.
-    pub(super) async fn replay_volatile(&self) -> Result<u64> {
-        let Some(log) = &self.options.volatile else { return Ok(0) };
-        let left = {
-            let (superblock, meta) = (self.superblock.borrow(), self.meta.borrow());
-            recover(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_group_end(place))
-        };
-        let next = self.meta.borrow().journal.next();
-        let is_new = |left: &&RecoveredRecord| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
-        let mut taken = 0;
-        for left in left.iter().filter(is_new) {
-            if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
-                self.replay_record(&left.record).await?;
-            }
-            if !self.options.read_only {
-                self.meta.borrow_mut().journal.append_recovered(left);
-            }
-            taken += 1;
+/// Applies the records that the journal does not have; returns their number.
+pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> {
+    let Some(log) = &store.options.volatile else { return Ok(0) };
+    let left = {
+        let (superblock, meta) = (store.superblock.borrow(), store.meta.borrow());
+        recover(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_group_end(place))
+    };
+    let next = store.meta.borrow().journal.next();
+    let is_new = |left: &&RecoveredRecord| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
+    let mut taken = 0;
+    for left in left.iter().filter(is_new) {
+        if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
+            replay::replay_record(store, &left.record).await?;
         }
-        if planted(Bug::VolatileEndedEarly) {
-            invalidate(&log.memory);
+        if !store.options.read_only {
+            store.meta.borrow_mut().journal.append_recovered(left);
         }
-        Ok(taken)
+        taken += 1;
     }
+    if planted(Bug::VolatileEndedEarly) {
+        invalidate(&log.memory);
+    }
+    Ok(taken)
+}
 
-    /// Makes durable what was replayed from the volatile log, under the incarnation that wrote it.
-    pub(super) async fn commit_left_behind(self: &Rc<Self>) -> Result<()> {
-        // A commit or checkpoint of a new incarnation would invalidate the log before its records are
-        // durable.
-        self.active.set(!planted(Bug::VolatileTakenOverActive));
-        let outcome = self.clone().commit().await;
-        self.active.set(false);
-        outcome
-    }
+/// Makes durable what was replayed from the volatile log, under the incarnation that wrote it.
+pub(super) async fn commit_left_behind<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    // A commit or checkpoint of a new incarnation would invalidate the log before its records are
+    // durable.
+    store.active.set(!planted(Bug::VolatileTakenOverActive));
+    let outcome = store.clone().commit().await;
+    store.active.set(false);
+    outcome
+}
 
-    /// Begins the volatile log of this open, or ends the one that was recovered.
-    pub(super) async fn begin_volatile(self: &Rc<Self>) -> Result<()> {
-        let Some(log) = &self.options.volatile else { return Ok(()) };
-        if !log.write {
-            invalidate(&log.memory);
-            return Ok(());
-        }
-        self.activate().await?;
-        self.meta.borrow_mut().journal.write_volatile(log);
-        Ok(())
+/// Begins the volatile log of this open, or ends the one that was recovered.
+pub(super) async fn begin_volatile<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    let Some(log) = &store.options.volatile else { return Ok(()) };
+    if !log.write {
+        invalidate(&log.memory);
+        return Ok(());
     }
+    store.activate().await?;
+    store.meta.borrow_mut().journal.write_volatile(log);
+    Ok(())
 }

@@ -24,63 +24,61 @@ pub struct Times {
     since: Cell<Duration>,
 }
 
-impl<D: Device> Store<D> {
-    /// Marks a change of contents or length.
-    pub fn mark_changed(&self, id: VolumeId, last: &Cell<LastChange>) {
-        if self.options.clock.is_none() || last.replace(LastChange::Marked) != LastChange::Recorded {
-            return;
-        }
-        let mut volumes = self.times.volumes.borrow_mut();
-        if volumes.is_empty() {
-            self.times.since.set(self.runtime.now());
-        }
-        volumes.push(id);
+/// Marks a change of contents or length.
+pub fn mark_changed<D: Device>(store: &Store<D>, id: VolumeId, last: &Cell<LastChange>) {
+    if store.options.clock.is_none() || last.replace(LastChange::Marked) != LastChange::Recorded {
+        return;
     }
+    let mut volumes = store.times.volumes.borrow_mut();
+    if volumes.is_empty() {
+        store.times.since.set(store.runtime.now());
+    }
+    volumes.push(id);
+}
 
-    /// Takes the time of a marked volume, for a reader of its record.
-    pub fn take_time(&self, meta: &mut Catalog, id: VolumeId) {
-        let (Some(clock), Some(volume)) = (self.options.clock, meta.directory.get_mut(id)) else { return };
-        let live = self.live.borrow();
-        let Some(live) = live.get(id) else { return };
-        let is_shown = !matches!(volume.record.state, VolumeState::Dead | VolumeState::Folder);
-        if live.last_change.get() == LastChange::Marked && is_shown {
-            live.last_change.set(LastChange::Taken);
-            let now = clock();
-            let known = volume.record.attributes.unwrap_or_else(|| Attributes::of_no_owner(volume.record.created));
-            volume.record.attributes = Some(Attributes { modified: now, changed: now, ..known });
-        }
+/// Takes the time of a marked volume, for a reader of its record.
+pub fn take_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId) {
+    let (Some(clock), Some(volume)) = (store.options.clock, meta.directory.get_mut(id)) else { return };
+    let live = store.live.borrow();
+    let Some(live) = live.get(id) else { return };
+    let is_shown = !matches!(volume.record.state, VolumeState::Dead | VolumeState::Folder);
+    if live.last_change.get() == LastChange::Marked && is_shown {
+        live.last_change.set(LastChange::Taken);
+        let now = clock();
+        let known = volume.record.attributes.unwrap_or_else(|| Attributes::of_no_owner(volume.record.created));
+        volume.record.attributes = Some(Attributes { modified: now, changed: now, ..known });
     }
+}
 
-    /// Records the time of a marked volume.
-    pub fn record_time(&self, meta: &mut Catalog, id: VolumeId) {
-        self.take_time(meta, id);
-        if self.live.borrow().get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
-            return;
-        }
-        let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
-        self.live.borrow_mut().set_change_recorded(id);
-        // Unordered: a commit with checksums of its data stays one.
-        meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
+/// Records the time of a marked volume.
+pub fn record_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId) {
+    take_time(store, meta, id);
+    if store.live.borrow().get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
+        return;
     }
+    let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
+    store.live.borrow_mut().set_change_recorded(id);
+    // Unordered: a commit with checksums of its data stays one.
+    meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
+}
 
-    /// Records all times.
-    pub fn record_times(&self) {
-        let volumes = self.times.volumes.take();
-        let mut meta = self.meta.borrow_mut();
-        volumes.into_iter().for_each(|id| self.record_time(&mut meta, id));
-    }
+/// Records all times.
+pub fn record_times<D: Device>(store: &Store<D>) {
+    let volumes = store.times.volumes.take();
+    let mut meta = store.meta.borrow_mut();
+    volumes.into_iter().for_each(|id| record_time(store, &mut meta, id));
+}
 
-    /// At the beginning of a commit: records the times if it writes records anyway, or if they have waited
-    /// long; otherwise leaves them to a later commit.
-    pub fn record_times_along(self: &Rc<Self>) {
-        if self.times.volumes.borrow().is_empty() {
-            return;
-        }
-        let interval = self.options.commit_interval;
-        let waited = self.runtime.now().saturating_sub(self.times.since.get());
-        if self.meta.borrow().journal.pending() > 0 || !interval.is_zero() && waited >= interval {
-            return self.record_times();
-        }
-        self.note_dirty();
+/// At the beginning of a commit: records the times if it writes records anyway, or if they have waited
+/// long; otherwise leaves them to a later commit.
+pub fn record_times_along<D: Device>(store: &Rc<Store<D>>) {
+    if store.times.volumes.borrow().is_empty() {
+        return;
     }
+    let interval = store.options.commit_interval;
+    let waited = store.runtime.now().saturating_sub(store.times.since.get());
+    if store.meta.borrow().journal.pending() > 0 || !interval.is_zero() && waited >= interval {
+        return record_times(store);
+    }
+    store.note_dirty();
 }

@@ -71,78 +71,76 @@ pub fn roots_of(meta: &Catalog) -> Vec<Root> {
     records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
 }
 
-impl<D: Device> Store<D> {
-    /// A view of everything published before this call: of the next checkpoint, which this starts. The caller
-    /// holds the lock and ends the view with [`end_view`](Self::end_view).
-    pub async fn begin_view(self: &Rc<Self>) -> Result<View> {
-        self.views.wanted.set(true);
-        loop {
-            if let Some(walk) = self.views.begun.take() {
-                return Ok(walk);
-            }
-            let next = async {
-                self.check_writable()?;
-                self.next_checkpoint().await;
-                Ok(())
-            };
-            self.unless_full(next).await.inspect_err(|_| self.views.wanted.set(false))?;
+/// A view of everything published before this call: of the next checkpoint, which this starts. The caller
+/// holds the lock and ends the view with [`end_view`](Self::end_view).
+pub async fn begin_view<D: Device>(store: &Rc<Store<D>>) -> Result<View> {
+    store.views.wanted.set(true);
+    loop {
+        if let Some(walk) = store.views.begun.take() {
+            return Ok(walk);
         }
+        let next = async {
+            store.check_writable()?;
+            store.next_checkpoint().await;
+            Ok(())
+        };
+        store.unless_full(next).await.inspect_err(|_| store.views.wanted.set(false))?;
     }
+}
 
-    /// The roots that a view will show, taken while a checkpoint freezes the same state; `None` if no view is
-    /// requested.
-    pub fn roots_for_view(&self, meta: &Catalog) -> Option<Vec<Root>> {
-        self.views.wanted.get().then(|| roots_of(meta))
+/// The roots that a view will show, taken while a checkpoint freezes the same state; `None` if no view is
+/// requested.
+pub fn roots_for_view<D: Device>(store: &Store<D>, meta: &Catalog) -> Option<Vec<Root>> {
+    store.views.wanted.get().then(|| roots_of(meta))
+}
+
+/// Begins the view: the checkpoint that froze `roots` is durable, and nothing was frozen since.
+pub fn show<D: Device>(store: &Store<D>, meta: &mut Catalog, mut roots: Vec<Root>) {
+    for root in &mut roots {
+        root.entry = meta.tables.resolve_addr(root.entry);
+        root.kept.entry = meta.tables.resolve_addr(root.kept.entry);
     }
+    let superblock = store.superblock.borrow();
+    let number = meta.space.begin_view();
+    store.views.wanted.set(false);
+    *store.views.begun.borrow_mut() =
+        Some(View { number, roots, superblock: superblock.clone(), used: meta.space.used_by_checkpoint() });
+}
 
-    /// Begins the view: the checkpoint that froze `roots` is durable, and nothing was frozen since.
-    pub fn show(&self, meta: &mut Catalog, mut roots: Vec<Root>) {
-        for root in &mut roots {
-            root.entry = meta.tables.resolve_addr(root.entry);
-            root.kept.entry = meta.tables.resolve_addr(root.kept.entry);
+/// Ends the live view, if any, and releases what it withheld. False if there was nothing.
+pub async fn end_view<D: Device>(store: &Store<D>) -> bool {
+    if store.views.releasing.get() {
+        while store.views.releasing.get() {
+            store.space_changed.wait().await;
         }
-        let superblock = self.superblock.borrow();
-        let number = meta.space.begin_view();
-        self.views.wanted.set(false);
-        *self.views.begun.borrow_mut() =
-            Some(View { number, roots, superblock: superblock.clone(), used: meta.space.used_by_checkpoint() });
+        return true;
     }
-
-    /// Ends the live view, if any, and releases what it withheld. False if there was nothing.
-    pub async fn end_view(&self) -> bool {
-        if self.views.releasing.get() {
-            while self.views.releasing.get() {
-                self.space_changed.wait().await;
-            }
-            return true;
-        }
-        let runs = self.meta.borrow_mut().space.end_view();
-        if runs.is_empty() {
-            return false;
-        }
-        self.views.releasing.set(true);
-        self.discard_freed(&runs).await;
-        self.meta.borrow_mut().space.release_withheld(runs);
-        self.views.releasing.set(false);
-        self.space_changed.notify();
-        true
+    let runs = store.meta.borrow_mut().space.end_view();
+    if runs.is_empty() {
+        return false;
     }
+    store.views.releasing.set(true);
+    discard_freed(store, &runs).await;
+    store.meta.borrow_mut().space.release_withheld(runs);
+    store.views.releasing.set(false);
+    store.space_changed.notify();
+    true
+}
 
-    /// Ends the live view if that frees space.
-    pub async fn take_space_of_view(&self) -> bool {
-        let is_of_use = self.views.releasing.get() || self.meta.borrow().space.withheld() > 0;
-        is_of_use && self.end_view().await
+/// Ends the live view if that frees space.
+pub async fn take_space_of_view<D: Device>(store: &Store<D>) -> bool {
+    let is_of_use = store.views.releasing.get() || store.meta.borrow().space.withheld() > 0;
+    is_of_use && end_view(store).await
+}
+
+/// Discards freed pages on the device before they are reused.
+pub async fn discard_freed<D: Device>(store: &Store<D>, runs: &[(PageAddr, u64)]) {
+    if !store.options.discard {
+        return;
     }
-
-    /// Discards freed pages on the device before they are reused.
-    pub async fn discard_freed(&self, runs: &[(PageAddr, u64)]) {
-        if !self.options.discard {
-            return;
-        }
-        for &(first, pages) in runs {
-            // A failed discard costs space on the host and nothing else.
-            self.counters.discards.add_one(pages * PAGE_SIZE as u64);
-            let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
-        }
+    for &(first, pages) in runs {
+        // A failed discard costs space on the host and nothing else.
+        store.counters.discards.add_one(pages * PAGE_SIZE as u64);
+        let _ = store.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
     }
 }

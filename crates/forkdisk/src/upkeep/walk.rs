@@ -15,6 +15,7 @@ use crate::format::{Layout, MapEntry};
 use crate::planted::{Bug, planted};
 use crate::runtime::yield_now;
 use crate::space::Counts;
+use crate::store::view;
 use crate::store::{Root, View, changed_error, damaged_table_error, roots_of};
 use crate::sync::LockMode;
 use crate::types::{Block, PageAddr, TABLE_FANOUT};
@@ -95,10 +96,10 @@ impl<D: Device> Upkeep<D> {
         }
         let _mine = self.store.views.lock.lock(0..1, LockMode::Exclusive).await;
         for _ in 0..MAX_VIEWS {
-            let over = Walk::over_view(self.store.begin_view().await?);
+            let over = Walk::over_view(view::begin_view(&self.store).await?);
             let outcome = walk(&over).await;
             let is_whole = self.check_unchanged(&self.store.meta.borrow(), &over).is_ok();
-            self.store.end_view().await;
+            view::end_view(&self.store).await;
             match outcome {
                 Err(e) if e.kind() == ErrorKind::Busy => {}
                 outcome if is_whole => return outcome,

@@ -121,67 +121,6 @@ enum Place {
     Origin(VolumeId),
 }
 
-impl<D: Device> Store<D> {
-    /// Compares two volumes or snapshots from byte `from` on (0, or the end of the previous part), at most `max`
-    /// runs and at least one. A run may continue in the next part.
-    pub async fn diff_part(&self, left: &str, right: &str, from: u64, max: usize) -> Result<DiffPart> {
-        let (a, b) = (self.find(left)?, self.find(right)?);
-        let bytes = a.size.max(b.size);
-        let mut at = from;
-        let mut runs: Vec<DiffRun> = Vec::new();
-        let mut steps = 0;
-        while at < bytes {
-            let (stop, class) = self.compare_step((a.id, a.size), (b.id, b.size), at, bytes).await?;
-            let room = runs.len() < max.max(1);
-            match runs.last_mut() {
-                Some(last) if last.class == class => last.len = stop - last.offset,
-                _ if !room => return Ok(DiffPart { runs, next: Some(at) }),
-                _ => runs.push(DiffRun { offset: at, len: stop - at, class }),
-            }
-            at = stop;
-            steps += 1;
-            if steps % STEPS_PER_TURN == 0 {
-                yield_now().await;
-            }
-        }
-        Ok(DiffPart { runs, next: None })
-    }
-}
-
-impl<D: Device> Store<D> {
-    /// End of the run from byte `at` on (at most `end`) of two volumes of these sizes, and its class.
-    async fn compare_step(
-        &self,
-        a: (VolumeId, u64),
-        b: (VolumeId, u64),
-        at: u64,
-        end: u64,
-    ) -> Result<(u64, DiffClass)> {
-        let page = PAGE_SIZE as u64;
-        // The part of the last page and of the map beyond the end is no contents.
-        let both = a.1.min(b.1);
-        let end = if at < both { both.min(end) } else { end };
-        let (sides, first) = ((at < a.1, at < b.1), VirtualPage(at / page));
-        let max = end.div_ceil(page) - first.0;
-        let (n, class) = self.retry_no_alloc(|meta| next_run(meta, (a.0, b.0), sides, first, max)).await?;
-        Ok((((first.0 + n) * page).min(end), class))
-    }
-
-    /// End of the run of `a` and `b` from byte `at` on (at most `end`), and whether both are equal there.
-    pub(crate) async fn compare_from(&self, a: VolumeId, b: VolumeId, at: u64, end: u64) -> Result<(u64, bool)> {
-        let size = |id| match self.meta.borrow().directory.get(id) {
-            Some(volume) => Ok(volume.record.size),
-            None => Err(deleted_error()),
-        };
-        let (stop, class) = self.compare_step((a, size(a)?), (b, size(b)?), at, end).await?;
-        let is_same = class == DiffClass::Same || class == DiffClass::RightOnly && planted(Bug::ChangesLeaveOutHoles);
-        if is_same && planted(Bug::ChangesTakeTheFirstPage) {
-            return Ok(((at / BLOCK_SIZE + 1).saturating_mul(BLOCK_SIZE).min(end), true));
-        }
-        Ok((stop, is_same))
-    }
-}
-
 /// Place of page `at` of a volume, and the number of contiguous pages from there; `None`: a hole.
 fn place_of(
     catalog: &mut Catalog,
@@ -214,4 +153,73 @@ fn place_of(
         PageSource::Zero => None,
     };
     Ok((place, len))
+}
+
+/// Compares two volumes or snapshots from byte `from` on (0, or the end of the previous part), at most `max`
+/// runs and at least one. A run may continue in the next part.
+pub async fn diff_part<D: Device>(
+    store: &Store<D>,
+    left: &str,
+    right: &str,
+    from: u64,
+    max: usize,
+) -> Result<DiffPart> {
+    let (a, b) = (store.find(left)?, store.find(right)?);
+    let bytes = a.size.max(b.size);
+    let mut at = from;
+    let mut runs: Vec<DiffRun> = Vec::new();
+    let mut steps = 0;
+    while at < bytes {
+        let (stop, class) = compare_step(store, (a.id, a.size), (b.id, b.size), at, bytes).await?;
+        let room = runs.len() < max.max(1);
+        match runs.last_mut() {
+            Some(last) if last.class == class => last.len = stop - last.offset,
+            _ if !room => return Ok(DiffPart { runs, next: Some(at) }),
+            _ => runs.push(DiffRun { offset: at, len: stop - at, class }),
+        }
+        at = stop;
+        steps += 1;
+        if steps % STEPS_PER_TURN == 0 {
+            yield_now().await;
+        }
+    }
+    Ok(DiffPart { runs, next: None })
+}
+
+/// End of the run from byte `at` on (at most `end`) of two volumes of these sizes, and its class.
+async fn compare_step<D: Device>(
+    store: &Store<D>,
+    a: (VolumeId, u64),
+    b: (VolumeId, u64),
+    at: u64,
+    end: u64,
+) -> Result<(u64, DiffClass)> {
+    let page = PAGE_SIZE as u64;
+    // The part of the last page and of the map beyond the end is no contents.
+    let both = a.1.min(b.1);
+    let end = if at < both { both.min(end) } else { end };
+    let (sides, first) = ((at < a.1, at < b.1), VirtualPage(at / page));
+    let max = end.div_ceil(page) - first.0;
+    let (n, class) = store.retry_no_alloc(|meta| next_run(meta, (a.0, b.0), sides, first, max)).await?;
+    Ok((((first.0 + n) * page).min(end), class))
+}
+
+/// End of the run of `a` and `b` from byte `at` on (at most `end`), and whether both are equal there.
+pub(crate) async fn compare_from<D: Device>(
+    store: &Store<D>,
+    a: VolumeId,
+    b: VolumeId,
+    at: u64,
+    end: u64,
+) -> Result<(u64, bool)> {
+    let size = |id| match store.meta.borrow().directory.get(id) {
+        Some(volume) => Ok(volume.record.size),
+        None => Err(deleted_error()),
+    };
+    let (stop, class) = compare_step(store, (a, size(a)?), (b, size(b)?), at, end).await?;
+    let is_same = class == DiffClass::Same || class == DiffClass::RightOnly && planted(Bug::ChangesLeaveOutHoles);
+    if is_same && planted(Bug::ChangesTakeTheFirstPage) {
+        return Ok(((at / BLOCK_SIZE + 1).saturating_mul(BLOCK_SIZE).min(end), true));
+    }
+    Ok((stop, is_same))
 }

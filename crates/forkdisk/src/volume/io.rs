@@ -6,6 +6,7 @@ use crate::error::Result;
 
 use super::Volume;
 use super::backing::Backing;
+use crate::store::times;
 
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.
@@ -82,7 +83,7 @@ impl<D: Device> Volume<D> {
             origin.is_dirty.set(true);
         }
         self.store.note_dirty();
-        self.store.mark_changed(self.id, &self.live.last_change);
+        times::mark_changed(&self.store, self.id, &self.live.last_change);
     }
 
     /// Records the time from admitting an operation to answering it, in nanoseconds, as measured by a front

@@ -1,7 +1,7 @@
 //! A volume open for I/O. Each verb has a file.
 
 mod backing;
-mod compare;
+pub(crate) mod compare;
 mod copy_break;
 mod discard;
 mod extents;
@@ -31,6 +31,7 @@ use crate::catalog::{Catalog, VolumeInfo};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
 use crate::store::deleted_error;
+use crate::store::times;
 use crate::store::{Hooks, Store};
 use backing::Backing;
 pub use compare::{DiffClass, DiffPart, DiffRun};
@@ -134,7 +135,7 @@ impl<D: Device> Volume<D> {
     /// Current state, with name and attributes; the name is empty after removal.
     pub fn info(&self) -> VolumeInfo {
         if self.live.last_change.get() == LastChange::Marked {
-            self.store.take_time(&mut self.store.meta.borrow_mut(), self.id);
+            times::take_time(&self.store, &mut self.store.meta.borrow_mut(), self.id);
         }
         let meta = self.store.meta.borrow();
         self.store.info_of(&meta, self.record(&meta))

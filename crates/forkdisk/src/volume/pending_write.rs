@@ -15,6 +15,7 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
 use super::fault::WritePlan;
+use crate::store::events;
 use crate::store::{EditError, WhenFull, no_space_error};
 
 /// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
@@ -156,7 +157,7 @@ impl<D: Device> Volume<D> {
             let locked = lock.take().is_some();
             queued.yield_for_space();
             let room = self.wait_for_free_space(queued, work, &mut shortage).await;
-            self.store.report_if_full(self.id, room)?;
+            events::report_if_full(&self.store, self.id, room)?;
             if locked {
                 *lock = Some(self.live.locks.lock(work.held.clone(), LockMode::Exclusive).await);
             }
@@ -212,7 +213,7 @@ impl<D: Device> Volume<D> {
         self.store.full.set(true);
         let Some(patience) = &mut shortage.patience else { return Err(no_space_error()) };
         if !std::mem::replace(&mut shortage.reported, true) {
-            self.store.report_waiting(self.id);
+            events::report_waiting(&self.store, self.id);
         }
         if self.store.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
     }

@@ -13,6 +13,7 @@ use crate::types::VolumeId;
 use super::Volume;
 use super::backing::Backing;
 use crate::catalog::{check_size, pages_of};
+use crate::store::times;
 
 /// Lock number of the length, beyond all pages.
 const LENGTH_LOCK_INDEX: u64 = u64::MAX - 1;
@@ -92,7 +93,7 @@ impl<D: Device> Volume<D> {
             None
         };
         self.store.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
-        self.store.mark_changed(self.id, &self.live.last_change);
+        times::mark_changed(&self.store, self.id, &self.live.last_change);
         self.hooks.reap_soon();
         Ok(())
     }
@@ -120,7 +121,7 @@ impl<D: Device> Volume<D> {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
-        self.store.mark_changed(self.id, &self.live.last_change);
+        times::mark_changed(&self.store, self.id, &self.live.last_change);
         self.hooks.note_cloned(&self.store.meta.borrow(), source, self.id);
         // Planned writes in place to the source end before its pages are shared.
         self.store.generations.barrier().await;

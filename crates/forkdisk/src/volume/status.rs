@@ -11,6 +11,7 @@ use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
+use crate::volume::compare;
 
 /// Pages of a run whose counts are looked up in one step.
 const PAGES_PER_STEP: u64 = 256;
@@ -133,7 +134,7 @@ impl<D: Device> Volume<D> {
             if at >= end {
                 break;
             }
-            let (stop, is_same) = self.store.compare_from(self.id, other.id, at, end).await?;
+            let (stop, is_same) = compare::compare_from(&self.store, self.id, other.id, at, end).await?;
             push(&mut runs, stop - at, !is_same);
             at = stop;
         }

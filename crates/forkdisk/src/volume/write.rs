@@ -17,6 +17,7 @@ use super::backing::Backing;
 use super::fault::WritePlan;
 use super::pending_write::PendingWrite;
 use crate::store::HostShortage;
+use crate::store::events;
 
 /// A write that changes no metadata: its segments, and what it holds until it ends.
 struct InPlace {
@@ -93,7 +94,7 @@ impl<D: Device> Volume<D> {
                 }
                 false if e.is_full_host() => {
                     if shortage.begins(self.store.waits_for_space()) {
-                        self.store.report_waiting(self.id);
+                        events::report_waiting(&self.store, self.id);
                     }
                     self.store.wait_for_host_space(&mut shortage).await
                 }
@@ -101,7 +102,7 @@ impl<D: Device> Volume<D> {
             };
             match again {
                 Ok(true) => queued = self.live.write_queue.enter(pages.clone()),
-                Ok(false) if e.is_full_host() => return (self.store.report_if_full(self.id, Err(e)), buf),
+                Ok(false) if e.is_full_host() => return (events::report_if_full(&self.store, self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
             }
