@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use forkdisk_tidy::allow::{self, ALLOWED};
 use forkdisk_tidy::glossary::{self, Glossary};
-use forkdisk_tidy::{Source, Violation, functions, layers, lines, tree, units, words};
+use forkdisk_tidy::{Source, Violation, functions, layers, lines, methods, tree, units, words};
 
 static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(tree::read);
 
@@ -39,6 +39,11 @@ fn files_are_short() {
 #[test]
 fn functions_are_short() {
     expect_none("functions", each_rust(functions::check_length));
+}
+
+#[test]
+fn types_of_the_engine_have_few_methods() {
+    expect_none("methods", methods::check(tree::under(&SOURCES, "crates/forkdisk/src/")));
 }
 
 #[test]

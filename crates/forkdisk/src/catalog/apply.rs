@@ -1,6 +1,7 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
 use super::{Catalog, Failure, level_for, pages_of};
+use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
@@ -191,7 +192,7 @@ fn add_snapshots(
         };
         catalog.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
         catalog.raise_shared(*source);
-        catalog.directory.note_snapshot(*source);
+        descent::note_snapshot(&mut catalog.directory, *source);
     }
     catalog.advance();
     Ok(())
@@ -414,7 +415,7 @@ fn replace(catalog: &mut Catalog, volume: VolumeId, source: VolumeId, dead: Volu
         (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
         record.gather = new.gather;
     }
-    catalog.directory.descend(volume, source);
+    descent::descend(&mut catalog.directory, volume, source);
     catalog.directory.update_tail(volume);
     catalog.directory.update_gathering(volume);
     catalog.space.forget_reservations_of(volume);

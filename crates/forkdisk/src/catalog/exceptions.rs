@@ -145,25 +145,6 @@ impl Catalog {
     }
 }
 
-impl Editor<'_> {
-    /// Adds to `batch` the note that `list` has an exception of `chunk`.
-    fn list_chunk(&mut self, kept: &TreeRoot, list: ExceptionKey, chunk: u64, batch: &mut Batch) -> Result<(), Stop> {
-        let bit = 1 << (chunk % CHUNKS_PER_LIST);
-        let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);
-        if bits & bit == 0 {
-            batch.set(list.0, bits | bit);
-        }
-        Ok(())
-    }
-
-    fn free_piece(&mut self, key: ExceptionKey, value: u128) {
-        if let Some(ExceptionKind::Chained { .. } | ExceptionKind::Independent { .. }) = key.kind() {
-            let Piece { to, pages } = piece(value);
-            self.space.decr_pages(to, pages, self.until);
-        }
-    }
-}
-
 /// Exceptions of `chunk`, in pages, that belong to `id` and that `heir`, the next older snapshot that
 /// stays, does not need.
 pub fn freed_of(
@@ -250,7 +231,7 @@ pub fn add_exceptions(
         true => batch.set(ExceptionKey::independent(sequence, chunk, page).0, value),
         false => {
             batch.set(ExceptionKey::chained(chunk, sequence, page).0, value);
-            editor.list_chunk(&protects.exceptions, ExceptionKey::list(sequence, chunk), chunk, &mut batch)?;
+            list_chunk(&mut editor, &protects.exceptions, ExceptionKey::list(sequence, chunk), chunk, &mut batch)?;
         }
     }
     let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
@@ -372,7 +353,7 @@ fn free_exceptions(
     pairs.iter().for_each(|&(key, _)| batch.remove(key));
     let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
     editor.tree_apply(&mut protects.exceptions, prepared);
-    pairs.iter().for_each(|&(key, value)| editor.free_piece(ExceptionKey(key), value));
+    pairs.iter().for_each(|&(key, value)| free_piece(&mut editor, ExceptionKey(key), value));
     Ok(pairs.is_empty())
 }
 
@@ -403,7 +384,7 @@ fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Resul
         }
     }
     if let Some(heir) = parts.iter().find_map(inherits) {
-        editor.list_chunk(kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
+        list_chunk(&mut editor, kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
     }
     if planted(Bug::ReleasedInSteps) {
         drop(editor.tree_prepare(kept, batch.clone())?);
@@ -419,7 +400,7 @@ fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Resul
         gone += part.piece.pages;
         match inherits(part) {
             Some(_) => handed += part.piece.pages,
-            None => editor.free_piece(ExceptionKey::chained(chunk, id, part.page), part.piece.to_bits()),
+            None => free_piece(&mut editor, ExceptionKey::chained(chunk, id, part.page), part.piece.to_bits()),
         }
     }
     count_referenced(catalog, id, -(gone as i64));
@@ -467,5 +448,28 @@ fn parts_of(
             }
         }
         key = ExceptionKey(last).next();
+    }
+}
+
+/// Adds to `batch` the note that `list` has an exception of `chunk`.
+fn list_chunk(
+    editor: &mut Editor<'_>,
+    kept: &TreeRoot,
+    list: ExceptionKey,
+    chunk: u64,
+    batch: &mut Batch,
+) -> Result<(), Stop> {
+    let bit = 1 << (chunk % CHUNKS_PER_LIST);
+    let bits = ordered::get(editor.tables, kept, list.0)?.unwrap_or(0);
+    if bits & bit == 0 {
+        batch.set(list.0, bits | bit);
+    }
+    Ok(())
+}
+
+fn free_piece(editor: &mut Editor<'_>, key: ExceptionKey, value: u128) {
+    if let Some(ExceptionKind::Chained { .. } | ExceptionKind::Independent { .. }) = key.kind() {
+        let Piece { to, pages } = piece(value);
+        editor.space.decr_pages(to, pages, editor.until);
     }
 }

@@ -1,6 +1,7 @@
 //! Properties of volumes and snapshots, as callers see them.
 
 use super::Catalog;
+use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{Attributes, BreakPolicy, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId};
@@ -78,7 +79,7 @@ impl Catalog {
 
     /// The volume or snapshot that it was cloned from, if it exists and has a name.
     fn origin_of(&self, record: &VolumeRecord) -> Option<&VolumeRecord> {
-        let ancestor = self.directory.ancestor(record).filter(|_| !record.origin.is_empty());
+        let ancestor = descent::ancestor(&self.directory, record).filter(|_| !record.origin.is_empty());
         ancestor.map(|v| &v.record).filter(|v| !v.name.is_empty())
     }
 

@@ -2,7 +2,7 @@
 //! section that misses a page of metadata stops with a [`Failure`], and the store loads the page and repeats it.
 
 mod apply;
-mod directory;
+pub mod directory;
 pub mod exceptions;
 mod info;
 mod limits;
@@ -123,10 +123,10 @@ impl Catalog {
     /// uses what replay leaves of its part.
     pub fn dirty_state(&mut self, budget: usize) -> DirtyState {
         let (share, replay) = (replay_share(budget), self.replay_bytes());
-        self.journal.limit_checksummed_pages(share.saturating_sub(replay) / PAGE_SIZE);
+        self.journal.checksums.limit((share.saturating_sub(replay) / PAGE_SIZE) as u64);
         if self.dirty_bytes() > budget || replay > share {
             DirtyState::NeedsCheckpoint
-        } else if replay + self.journal.checksummed_pages() * PAGE_SIZE > share {
+        } else if replay + self.journal.checksums.written_pages() as usize * PAGE_SIZE > share {
             DirtyState::NeedsSeal
         } else if self.journal.volatile_is_nearly_full() {
             DirtyState::NeedsCommit

@@ -67,7 +67,8 @@ pub struct Journal {
     pending_bytes: usize,
     recorded: u64,
     last_map: Option<usize>,
-    checksums: ChecksummedPages,
+    /// Pages whose contents recovery verifies.
+    pub checksums: ChecksummedPages,
     /// The next record begins a batch: a mark lies before it.
     marked: bool,
     appended: u64,
@@ -150,16 +151,6 @@ impl Journal {
         }
     }
 
-    /// Limits the pages that one commit covers by checksums and that recovery reads.
-    pub fn limit_checksummed_pages(&mut self, pages: usize) {
-        self.checksums.limit(pages as u64);
-    }
-
-    /// Returns the number of pages that recovery may have to read because a written commit covers them.
-    pub fn checksummed_pages(&self) -> usize {
-        self.checksums.written_pages() as usize
-    }
-
     /// Returns the length of the journal in bytes.
     pub fn length(&self) -> u64 {
         self.length
@@ -239,23 +230,6 @@ impl Journal {
                 None => self.checksums.require_data_flush(),
             }
         }
-    }
-
-    /// Whether a checksum of `pages` pages that are about to be written is useful.
-    pub fn wants_sum(&self, pages: u64) -> bool {
-        self.checksums.wants(pages)
-    }
-
-    /// Called before a write in place to these pages. False: recovery may verify their contents, so the write
-    /// is not allowed.
-    pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
-        self.checksums.may_overwrite(page, pages)
-    }
-
-    /// Whether there are pages that must not be written in place. A commit of everything pending followed
-    /// by a [`seal`](Self::seal) ends that.
-    pub fn holds_pages(&self) -> bool {
-        self.checksums.holds_pages()
     }
 
     fn add(&mut self, record: &Record) {
@@ -577,7 +551,7 @@ mod tests {
         let expected = [(500, 7), (501, 8)].map(|(to, sum)| DataChecksum { to: PageAddr(to), pages: 1, sum });
         assert_eq!(checksums, expected);
         j.set_durable(taken.next);
-        assert!(!j.may_overwrite(PageAddr(501), 1), "the device does not say that it is durable");
+        assert!(!j.checksums.may_overwrite(PageAddr(501), 1), "the device does not say that it is durable");
 
         let here = j.mark();
         j.released(here);
@@ -590,6 +564,6 @@ mod tests {
             panic!()
         };
         assert!(!taken.covers_data && records.len() == 2 && checksums.is_empty());
-        assert!(j.may_overwrite(PageAddr(501), 1) && j.may_overwrite(PageAddr(600), 1));
+        assert!(j.checksums.may_overwrite(PageAddr(501), 1) && j.checksums.may_overwrite(PageAddr(600), 1));
     }
 }

@@ -11,6 +11,7 @@ use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPag
 
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
+use crate::space::pending_free;
 
 /// Why a change of metadata has to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,7 @@ impl Editor<'_> {
     pub(super) fn unshare_table(&mut self, at: TableRef) {
         if !self.tables.drop_ref(at, self.until) {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_table(page, self.until);
+            pending_free::decr_table(self.space, page, self.until);
         }
     }
 
@@ -116,7 +117,7 @@ impl Editor<'_> {
             self.tables.remove(id);
         } else {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_table(page, self.until);
+            pending_free::decr_table(self.space, page, self.until);
             self.tables.forget(id);
         }
     }

@@ -12,6 +12,7 @@ use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 use super::edit::{Editor, Stop};
 use super::family::{Family, Referrer, SubMap};
 use super::store::NodeId;
+use crate::space::pending_free;
 
 /// Changes in the records of volumes.
 #[derive(Default)]
@@ -103,9 +104,9 @@ impl Editor<'_> {
     /// Replaces the pages in `moved` wherever the family refers to them. All of it happens or, on a [`Stop`],
     /// nothing.
     pub fn move_pages(&mut self, family: &Family, moved: &[MovedRun]) -> Result<Gathered, Stop> {
-        let refer = self.who_refers(family, moved);
+        let referring = self.who_refers(family, moved);
         let mut changes = vec![false; family.parts.len()];
-        refer.iter().for_each(|&leaf| mark(family, leaf, &mut changes));
+        referring.iter().for_each(|&leaf| mark(family, leaf, &mut changes));
         for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
             self.table_count(part.entry.table_ref())?;
         }
@@ -115,26 +116,26 @@ impl Editor<'_> {
         for i in family.downwards().into_iter().filter(|&i| changes[i]) {
             let part = &family.parts[i];
             let (node, entry) = match part.node {
-                Some(node) => self.own_shared(part, node),
-                None => self.demote_shared(part),
+                Some(node) => own_shared(self, part, node),
+                None => demote_shared(self, part),
             };
             nodes[i] = Some(node);
             if entry != part.entry {
-                self.refer(family, part, entry, &nodes, &mut out);
+                refer(self, family, part, entry, &nodes, &mut out);
             }
             if part.level == 0 {
-                let lost = planted(Bug::GatherFreesShared) && refer.first() != Some(&i);
-                self.replace(family, part, node, if lost { &[] } else { moved }, &mut out);
+                let lost = planted(Bug::GatherFreesShared) && referring.first() != Some(&i);
+                replace(self, family, part, node, if lost { &[] } else { moved }, &mut out);
                 if lost {
-                    self.lose(part, node, moved);
+                    lose(self, part, node, moved);
                 }
-                self.promote_shared(family, part, node, &nodes);
+                promote_shared(self, family, part, node, &nodes);
             }
         }
         Ok(out)
     }
 
-    /// Returns the leaves and blocks that refer to pages in `moved`.
+    /// Returns the leaves and blocks that referring to pages in `moved`.
     pub fn who_refers(&self, family: &Family, moved: &[MovedRun]) -> Vec<usize> {
         let refers = |part: &SubMap| {
             let said = self.said(part);
@@ -142,114 +143,6 @@ impl Editor<'_> {
             moved.iter().any(hit)
         };
         family.leaves().filter(|(_, part)| refers(part)).map(|(i, _)| i).collect()
-    }
-
-    /// For the planted bug: releases the pages that a leaf refers to, while it continues to refer to them.
-    fn lose(&mut self, part: &SubMap, node: NodeId, moved: &[MovedRun]) {
-        debug_assert_eq!(part.level, 0);
-        for run in moved {
-            for slot in run.slots() {
-                let old = self.tables.node(node).entry(slot);
-                if is_moved(old, slot, run).is_some() {
-                    self.space.decr_page(old.addr(), self.until);
-                }
-            }
-        }
-    }
-
-    /// Returns the table of a part, changeable, with as many references as the family knows; other maps keep
-    /// the old one.
-    fn own_shared(&mut self, part: &SubMap, node: NodeId) -> (NodeId, MapEntry) {
-        let (known, at) = (part.by.len() as u32, part.entry.table_ref());
-        // It differs from the earlier lookup if a table above, which other maps keep as well, was copied
-        // since.
-        let count = self.known_count(at);
-        let is_dirty = self.tables.is_dirty(node);
-        if is_dirty && count == known {
-            return (node, part.entry);
-        }
-        let place = self.tables.resolve(at).page();
-        let lost = place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at));
-        let mut entries = self.tables.node(node).entries().clone();
-        if part.level > 0 {
-            entries.change_tables(|e| self.tables.resolve_finished_addr(e));
-        }
-        if count <= known {
-            if let Some(page) = place {
-                (1..count).for_each(|_| self.space.decr_table(page, self.until));
-            }
-            self.free_table(node, at);
-        } else {
-            for e in entries.iter().filter(|e| !e.is_absent()) {
-                self.share(e);
-            }
-            (0..known).for_each(|_| self.unshare_table(at));
-        }
-        let birth = if planted(Bug::GatherMakesTablesYoung) { self.epoch } else { part.entry.birth() };
-        self.tables.create_shared(part.level, birth, entries, known, lost)
-    }
-
-    /// Creates a leaf to replace a block entry that several tables have.
-    fn demote_shared(&mut self, part: &SubMap) -> (NodeId, MapEntry) {
-        let block = part.entry.addr().block();
-        self.space.demote(block);
-        (1..part.by.len()).for_each(|_| self.space.decr_block(block, self.until));
-        let said = self.said(part);
-        self.tables.create_shared(0, part.entry.birth(), said, part.by.len() as u32, self.space.lost_until(block))
-    }
-
-    /// Makes everything that referred to a part refer to `entry`.
-    fn refer(&mut self, family: &Family, part: &SubMap, entry: MapEntry, nodes: &[Option<NodeId>], out: &mut Gathered) {
-        for by in &part.by {
-            match *by {
-                Referrer::Root(member) => out.roots.push((family.members[member].id, entry)),
-                Referrer::Table(above) => {
-                    let node = nodes[above].expect("what is above a leaf is a table");
-                    self.tables.set(node, family.at.slot(part.level + 1), entry);
-                }
-            }
-        }
-    }
-
-    fn replace(&mut self, family: &Family, part: &SubMap, node: NodeId, moved: &[MovedRun], out: &mut Gathered) {
-        let before = self.tables.node(node).entries().seams();
-        for run in moved {
-            for slot in run.slots() {
-                let old = self.tables.node(node).entry(slot);
-                let Some(to) = is_moved(old, slot, run) else { continue };
-                let birth = if planted(Bug::GatherRejuvenates) { self.epoch } else { old.birth() };
-                self.tables.set(node, slot, MapEntry::page(to, birth));
-                self.space.decr_page(old.addr(), self.until);
-                self.space.incr_page(to);
-            }
-        }
-        let now = self.tables.node(node).entries().seams();
-        out.seams.extend(part.members.iter().map(|&m| (family.members[m].id, before, now)));
-    }
-
-    /// Turns a leaf whose pages lie in one block, in place, into a block entry of everything that refers to
-    /// it.
-    fn promote_shared(&mut self, family: &Family, part: &SubMap, node: NodeId, nodes: &[Option<NodeId>]) {
-        let Some((block, oldest, youngest)) = self.tables.node(node).entries().as_block() else { return };
-        // One birth stands for all pages: no volume may take exclusive pages for shared, or shared ones for
-        // exclusive.
-        let alike = |&m: &usize| {
-            let shared_at = family.members[m].shared_at;
-            oldest > shared_at || youngest <= shared_at
-        };
-        if !part.members.iter().all(alike) {
-            return;
-        }
-        self.space.promote(block);
-        (1..part.by.len()).for_each(|_| self.space.incr_block(block));
-        // What makes the table exclusive to the family may not be durable yet, and makes the block exclusive
-        // from here on.
-        if !planted(Bug::GatherForgetsLosses) {
-            self.space.note_lost(block, self.tables.lost_until_of(node));
-        }
-        self.tables.remove(node);
-        let entry = MapEntry::block(block, oldest);
-        self.refer(family, part, entry, nodes, &mut Gathered::default());
     }
 }
 
@@ -272,3 +165,125 @@ fn mark(family: &Family, part: usize, changes: &mut [bool]) {
 }
 
 const _: () = assert!(BLOCK_PAGES as usize == TABLE_FANOUT);
+
+/// For the planted bug: releases the pages that a leaf refers to, while it continues to refer to them.
+fn lose(editor: &mut Editor<'_>, part: &SubMap, node: NodeId, moved: &[MovedRun]) {
+    debug_assert_eq!(part.level, 0);
+    for run in moved {
+        for slot in run.slots() {
+            let old = editor.tables.node(node).entry(slot);
+            if is_moved(old, slot, run).is_some() {
+                editor.space.decr_page(old.addr(), editor.until);
+            }
+        }
+    }
+}
+
+/// Returns the table of a part, changeable, with as many references as the family knows; other maps keep
+/// the old one.
+fn own_shared(editor: &mut Editor<'_>, part: &SubMap, node: NodeId) -> (NodeId, MapEntry) {
+    let (known, at) = (part.by.len() as u32, part.entry.table_ref());
+    // It differs from the earlier lookup if a table above, which other maps keep as well, was copied
+    // since.
+    let count = editor.known_count(at);
+    let is_dirty = editor.tables.is_dirty(node);
+    if is_dirty && count == known {
+        return (node, part.entry);
+    }
+    let place = editor.tables.resolve(at).page();
+    let lost = place.map_or(0, |page| editor.space.page_lost_until(page)).max(editor.tables.lost_until(at));
+    let mut entries = editor.tables.node(node).entries().clone();
+    if part.level > 0 {
+        entries.change_tables(|e| editor.tables.resolve_finished_addr(e));
+    }
+    if count <= known {
+        if let Some(page) = place {
+            (1..count).for_each(|_| pending_free::decr_table(editor.space, page, editor.until));
+        }
+        editor.free_table(node, at);
+    } else {
+        for e in entries.iter().filter(|e| !e.is_absent()) {
+            editor.share(e);
+        }
+        (0..known).for_each(|_| editor.unshare_table(at));
+    }
+    let birth = if planted(Bug::GatherMakesTablesYoung) { editor.epoch } else { part.entry.birth() };
+    editor.tables.create_shared(part.level, birth, entries, known, lost)
+}
+
+/// Creates a leaf to replace a block entry that several tables have.
+fn demote_shared(editor: &mut Editor<'_>, part: &SubMap) -> (NodeId, MapEntry) {
+    let block = part.entry.addr().block();
+    editor.space.demote(block);
+    (1..part.by.len()).for_each(|_| editor.space.decr_block(block, editor.until));
+    let said = editor.said(part);
+    editor.tables.create_shared(0, part.entry.birth(), said, part.by.len() as u32, editor.space.lost_until(block))
+}
+
+/// Makes everything that referred to a part refer to `entry`.
+fn refer(
+    editor: &mut Editor<'_>,
+    family: &Family,
+    part: &SubMap,
+    entry: MapEntry,
+    nodes: &[Option<NodeId>],
+    out: &mut Gathered,
+) {
+    for by in &part.by {
+        match *by {
+            Referrer::Root(member) => out.roots.push((family.members[member].id, entry)),
+            Referrer::Table(above) => {
+                let node = nodes[above].expect("what is above a leaf is a table");
+                editor.tables.set(node, family.at.slot(part.level + 1), entry);
+            }
+        }
+    }
+}
+
+fn replace(
+    editor: &mut Editor<'_>,
+    family: &Family,
+    part: &SubMap,
+    node: NodeId,
+    moved: &[MovedRun],
+    out: &mut Gathered,
+) {
+    let before = editor.tables.node(node).entries().seams();
+    for run in moved {
+        for slot in run.slots() {
+            let old = editor.tables.node(node).entry(slot);
+            let Some(to) = is_moved(old, slot, run) else { continue };
+            let birth = if planted(Bug::GatherRejuvenates) { editor.epoch } else { old.birth() };
+            editor.tables.set(node, slot, MapEntry::page(to, birth));
+            editor.space.decr_page(old.addr(), editor.until);
+            editor.space.incr_page(to);
+        }
+    }
+    let now = editor.tables.node(node).entries().seams();
+    out.seams.extend(part.members.iter().map(|&m| (family.members[m].id, before, now)));
+}
+
+/// Turns a leaf whose pages lie in one block, in place, into a block entry of everything that refers to
+/// it.
+fn promote_shared(editor: &mut Editor<'_>, family: &Family, part: &SubMap, node: NodeId, nodes: &[Option<NodeId>]) {
+    let Some((block, oldest, youngest)) = editor.tables.node(node).entries().as_block() else { return };
+    // One birth stands for all pages: no volume may take exclusive pages for shared, or shared ones for
+    // exclusive.
+    let alike = |&m: &usize| {
+        let shared_at = family.members[m].shared_at;
+        oldest > shared_at || youngest <= shared_at
+    };
+    if !part.members.iter().all(alike) {
+        return;
+    }
+    editor.space.promote(block);
+    (1..part.by.len()).for_each(|_| editor.space.incr_block(block));
+    // What makes the table exclusive to the family may not be durable yet, and makes the block exclusive
+    // from here on.
+    if !planted(Bug::GatherForgetsLosses) {
+        editor.space.note_lost(block, editor.tables.lost_until_of(node));
+    }
+    editor.tables.remove(node);
+    let entry = MapEntry::block(block, oldest);
+    refer(editor, family, part, entry, nodes, &mut Gathered::default());
+}

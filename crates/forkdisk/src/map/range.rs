@@ -67,7 +67,7 @@ impl Editor<'_> {
         len: u64,
     ) -> Result<Shared, Stop> {
         if let Some(level) = shared_level(source, from, target, to, len) {
-            return self.share_entry(source, from, target, to, level);
+            return share_entry(self, source, from, target, to, level);
         }
         let run = lookup(self.tables, source, from, len)?;
         let n = run.len.min(BLOCK_PAGES - from.index() as u64).min(BLOCK_PAGES - to.index() as u64);
@@ -100,89 +100,8 @@ impl Editor<'_> {
         let Some(level) = shared_level(source, from, target, to, len).filter(|&level| level > 1) else {
             return Ok(false);
         };
-        let old = self.entry_at(target, to, level)?;
+        let old = entry_at(self, target, to, level)?;
         Ok(old.kind() == Kind::Table && self.table_count(old.table_ref())? == 1)
-    }
-
-    /// Shares one entry of a table of `level`, with everything below it.
-    fn share_entry(
-        &mut self,
-        source: &VolumeRecord,
-        from: VirtualPage,
-        target: &mut VolumeRecord,
-        to: VirtualPage,
-        level: u8,
-    ) -> Result<Shared, Stop> {
-        let entry = self.entry_at(source, from, level)?;
-        let old = self.entry_at(target, to, level)?;
-        let mut shared = Shared::pages(entry_span(level));
-        if self.is_same(entry, old) {
-            return Ok(shared);
-        }
-        let (comes, goes) = (self.tables.mapped(entry, level)?, self.tables.mapped(old, level)?);
-        let is_alone = old.kind() == Kind::Table && self.table_count(old.table_ref())? == 1;
-        if is_alone && level == 1 {
-            self.tables.get(old, 0)?;
-        }
-        // The tables read above may have been copied since, but their contents have not changed. Tables that
-        // were shared on the path have given each of their entries one more reference.
-        let mut path = self.writable(target, to, level)?;
-        let &(id, slot) = path.last().expect("a path has a table");
-        let old = self.tables.resolve_finished_addr(self.tables.node(id).entry(slot));
-        let is_alone = is_alone && self.table_count(old.table_ref())? == 1;
-        let gone = match old.kind() {
-            Kind::Table if is_alone && level > 1 => Replaced::Table(old),
-            Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
-            _ => Replaced::Leaf(self.find_leaf(old)?),
-        };
-        // From here on no lookup can miss. The new reference first: the old one may be to something below the
-        // same table.
-        if !planted(Bug::SharedTableUncounted) || level == 1 {
-            self.share(entry);
-        }
-        match gone {
-            Replaced::Table(table) => shared.replaced = Some((table, level - 1)),
-            Replaced::Shared(table) => self.unshare_table(table),
-            Replaced::Leaf(leaf) => _ = self.drop_leaf(leaf),
-        }
-        if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
-            let young =
-                MapEntry::table(entry.table_ref(), Epoch(self.epoch.0), entry.checksum()).mapping(entry.mapped());
-            self.tables.set(id, slot, young);
-        } else {
-            self.tables.set(id, slot, entry);
-        }
-        if entry.kind() == Kind::Table || old.kind() == Kind::Table {
-            target.estimated = true;
-            target.count_seams(source.seams_among(comes), target.seams_among(goes));
-        }
-        target.referenced = target.referenced + comes - goes;
-        if entry.is_absent() {
-            self.prune(target, &mut path);
-        }
-        Ok(shared)
-    }
-
-    /// Returns the entry of a volume at `at` in a table of `level`, or the one it would have there.
-    fn entry_at(&mut self, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<MapEntry, Stop> {
-        if at.0 >= table_span(volume.level) {
-            return Ok(MapEntry::ABSENT);
-        }
-        let (mut entry, mut here) = (volume.root, volume.level);
-        while !entry.is_absent() && here >= level {
-            let id = self.tables.get(entry, here)?;
-            entry = self.tables.node(id).entry(at.slot(here));
-            here -= 1;
-        }
-        Ok(self.tables.resolve_finished_addr(entry))
-    }
-
-    fn is_same(&self, a: MapEntry, b: MapEntry) -> bool {
-        match (a.kind(), b.kind()) {
-            (Kind::Table, Kind::Table) => self.tables.resolve(a.table_ref()) == self.tables.resolve(b.table_ref()),
-            (Kind::Table, _) | (_, Kind::Table) => false,
-            _ => a.is_absent() && b.is_absent() || !a.is_absent() && !b.is_absent() && a.addr() == b.addr(),
-        }
     }
 
     /// Returns how many pages a step over one entry of `level` adds to the target, and how many it removes.
@@ -194,7 +113,87 @@ impl Editor<'_> {
         to: VirtualPage,
         level: u8,
     ) -> Result<(u64, u64), Stop> {
-        let (entry, old) = (self.entry_at(source, from, level)?, self.entry_at(target, to, level)?);
+        let (entry, old) = (entry_at(self, source, from, level)?, entry_at(self, target, to, level)?);
         Ok((self.tables.mapped(entry, level)?, self.tables.mapped(old, level)?))
+    }
+}
+
+/// Shares one entry of a table of `level`, with everything below it.
+fn share_entry(
+    editor: &mut Editor<'_>,
+    source: &VolumeRecord,
+    from: VirtualPage,
+    target: &mut VolumeRecord,
+    to: VirtualPage,
+    level: u8,
+) -> Result<Shared, Stop> {
+    let entry = entry_at(editor, source, from, level)?;
+    let old = entry_at(editor, target, to, level)?;
+    let mut shared = Shared::pages(entry_span(level));
+    if is_same(editor, entry, old) {
+        return Ok(shared);
+    }
+    let (comes, goes) = (editor.tables.mapped(entry, level)?, editor.tables.mapped(old, level)?);
+    let is_alone = old.kind() == Kind::Table && editor.table_count(old.table_ref())? == 1;
+    if is_alone && level == 1 {
+        editor.tables.get(old, 0)?;
+    }
+    // The tables read above may have been copied since, but their contents have not changed. Tables that
+    // were shared on the path have given each of their entries one more reference.
+    let mut path = editor.writable(target, to, level)?;
+    let &(id, slot) = path.last().expect("a path has a table");
+    let old = editor.tables.resolve_finished_addr(editor.tables.node(id).entry(slot));
+    let is_alone = is_alone && editor.table_count(old.table_ref())? == 1;
+    let gone = match old.kind() {
+        Kind::Table if is_alone && level > 1 => Replaced::Table(old),
+        Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
+        _ => Replaced::Leaf(editor.find_leaf(old)?),
+    };
+    // From here on no lookup can miss. The new reference first: the old one may be to something below the
+    // same table.
+    if !planted(Bug::SharedTableUncounted) || level == 1 {
+        editor.share(entry);
+    }
+    match gone {
+        Replaced::Table(table) => shared.replaced = Some((table, level - 1)),
+        Replaced::Shared(table) => editor.unshare_table(table),
+        Replaced::Leaf(leaf) => _ = editor.drop_leaf(leaf),
+    }
+    if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
+        let young = MapEntry::table(entry.table_ref(), Epoch(editor.epoch.0), entry.checksum()).mapping(entry.mapped());
+        editor.tables.set(id, slot, young);
+    } else {
+        editor.tables.set(id, slot, entry);
+    }
+    if entry.kind() == Kind::Table || old.kind() == Kind::Table {
+        target.estimated = true;
+        target.count_seams(source.seams_among(comes), target.seams_among(goes));
+    }
+    target.referenced = target.referenced + comes - goes;
+    if entry.is_absent() {
+        editor.prune(target, &mut path);
+    }
+    Ok(shared)
+}
+
+/// Returns the entry of a volume at `at` in a table of `level`, or the one it would have there.
+fn entry_at(editor: &mut Editor<'_>, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<MapEntry, Stop> {
+    if at.0 >= table_span(volume.level) {
+        return Ok(MapEntry::ABSENT);
+    }
+    let (mut entry, mut here) = (volume.root, volume.level);
+    while !entry.is_absent() && here >= level {
+        let id = editor.tables.get(entry, here)?;
+        entry = editor.tables.node(id).entry(at.slot(here));
+        here -= 1;
+    }
+    Ok(editor.tables.resolve_finished_addr(entry))
+}
+
+fn is_same(editor: &Editor<'_>, a: MapEntry, b: MapEntry) -> bool {
+    match (a.kind(), b.kind()) {
+        (Kind::Table, Kind::Table) => editor.tables.resolve(a.table_ref()) == editor.tables.resolve(b.table_ref()),
+        (Kind::Table, _) | (_, Kind::Table) => false,
+        _ => a.is_absent() && b.is_absent() || !a.is_absent() && !b.is_absent() && a.addr() == b.addr(),
     }
 }

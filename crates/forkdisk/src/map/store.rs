@@ -197,17 +197,13 @@ impl Tables {
     pub fn resolve(&self, at: TableRef) -> TableRef {
         match at.page() {
             Some(_) => at,
-            None => self.placement_of(at).map_or(at, |(page, _)| TableRef::on_disk(page)),
+            None => placement_of(self, at).map_or(at, |(page, _)| TableRef::on_disk(page)),
         }
-    }
-
-    fn placement_of(&self, at: TableRef) -> Option<Placement> {
-        self.placed.get(&at).or_else(|| self.before.get(&at)).copied()
     }
 
     /// Returns the entry with its table's address and checksum filled in, once a checkpoint wrote it.
     pub fn resolve_addr(&self, entry: MapEntry) -> MapEntry {
-        match (entry.kind(), self.placement_of(entry.table_ref())) {
+        match (entry.kind(), placement_of(self, entry.table_ref())) {
             (Kind::Table, Some((page, Some((sum, mapped))))) if entry.table_ref().page().is_none() => {
                 MapEntry::table(TableRef::on_disk(page), entry.birth(), sum).mapping(mapped)
             }
@@ -544,6 +540,10 @@ fn mapped_at_once(entry: MapEntry) -> u64 {
         Kind::Page => 1,
         Kind::Absent | Kind::Unknown(_) => 0,
     }
+}
+
+fn placement_of(tables: &Tables, at: TableRef) -> Option<Placement> {
+    tables.placed.get(&at).or_else(|| tables.before.get(&at)).copied()
 }
 
 #[cfg(test)]

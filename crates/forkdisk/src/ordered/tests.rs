@@ -9,6 +9,8 @@ use crate::format::ordered::PAIRS_PER_LEAF;
 use crate::format::{CountEntry, Layout};
 use crate::map::Entries;
 use crate::map::{Editor, Stop};
+use crate::space::alloc;
+use crate::space::count_images;
 use crate::space::{Space, Step};
 use crate::types::{Epoch, PageAddr};
 
@@ -100,12 +102,12 @@ impl World {
 
     fn freeze(&mut self) -> Vec<crate::map::Placed> {
         let need = self.tables.dirty() as u64;
-        self.space.ensure_known(need).expect("room");
-        let runs = self.space.alloc_meta(need).expect("room");
+        alloc::ensure_known(&mut self.space, need).expect("room");
+        let runs = alloc::alloc_meta(&mut self.space, need).expect("room");
         let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
         let placed = self.tables.freeze(|| places.next().expect("as many as asked for"));
         placed.iter().for_each(|p| self.space.incr_page(p.at));
-        self.space.freeze();
+        count_images::freeze(&mut self.space);
         placed
     }
 
@@ -115,9 +117,9 @@ impl World {
             self.tables.written(p.node, &entries, 7);
             self.device.insert(p.at, entries);
         }
-        while let Step::Write(_) = self.space.checkpoint_step(8).expect("all in memory") {}
-        let freed = self.space.finish();
-        self.space.release(freed);
+        while let Step::Write(_) = count_images::checkpoint_step(&mut self.space, 8).expect("all in memory") {}
+        let freed = count_images::finish(&mut self.space);
+        count_images::release(&mut self.space, freed);
         self.tables.finish();
         self.root.entry = self.tables.resolve_addr(self.root.entry);
         self.tables.evict();

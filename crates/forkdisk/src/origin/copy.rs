@@ -25,6 +25,8 @@ use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
 use crate::catalog::exceptions;
+use crate::space::alloc;
+use crate::store::publish;
 use crate::store::{EditError, Store, deleted_error};
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
@@ -100,7 +102,7 @@ impl<D: Device> Origin<D> {
             }
             let mut along = Vec::new();
             let copied =
-                self.copy_with_followers(store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
+                copy_with_followers(self, store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
             // Also after a failure: exceptions found by others are durable, or nothing is written on them.
             let believed = planted(Bug::VolatileBelievedDurable) && store.options.volatile.is_some();
             if !planted(Bug::OriginBeforeRecord) && !believed {
@@ -119,251 +121,257 @@ impl<D: Device> Origin<D> {
             }
         }
     }
+}
 
-    /// Copies from `from` to `lookahead`, and on to the end of the locked chunks for writes that queued
-    /// behind `range` meanwhile, so that one commit serves them, too. Copies the hot ranges along with it;
-    /// their chunks stay locked as long as `along` lives. Returns only the failure of the first copy: the
-    /// other writes meet theirs themselves.
-    async fn copy_with_followers(
-        &self,
-        store: &Rc<Store<D>>,
-        range: Range<u64>,
-        (from, lookahead): (u64, u64),
-        limit: u64,
-        (held, along): (&mut RangeGuard, &mut Vec<RangeGuard>),
-    ) -> std::result::Result<(), EditError> {
-        let (mut first, mut done, mut lookahead) = (None, from, lookahead);
-        loop {
-            // All of it is read before any of it is written.
-            let gate = store.copier.gate();
-            let hot_ranges = match first {
-                None => self.begin_hot_ranges(store, limit, from..lookahead, (&gate, &mut *along)).await,
-                Some(_) => Vec::new(),
-            };
-            let mut begun = Vec::new();
-            loop {
-                lookahead = self.extend_to_followers(range.clone(), (from, lookahead), limit, held);
-                if lookahead <= done || begun.last().is_some_and(std::result::Result::is_err) {
-                    break;
-                }
-                let copy = self.begin_copy(store, done, lookahead, &gate).await;
-                if let Ok(copy) = &copy {
-                    copy.read().await;
-                }
-                begun.push(copy);
-                done = lookahead;
-            }
-            drop(gate);
-            for copy in hot_ranges {
-                let _ = self.end_copy(store, copy).await;
-            }
-            let mut failed = false;
-            for copy in begun {
-                let copied = match copy {
-                    Ok(copy) => self.end_copy(store, copy).await.map_err(EditError::Error),
-                    Err(refused) => Err(refused),
-                };
-                failed |= copied.is_err();
-                first.get_or_insert(copied);
-            }
-            lookahead = self.extend_to_followers(range.clone(), (from, lookahead), limit, held);
-            if failed || lookahead <= done {
-                return first.unwrap_or(Ok(()));
-            }
-        }
-    }
-
-    /// End of the writes that queued behind `range`; extends the lock to there. If that is not possible,
-    /// `lookahead`.
-    fn extend_to_followers(
-        &self,
-        range: Range<u64>,
-        (from, lookahead): (u64, u64),
-        limit: u64,
-        held: &mut RangeGuard,
-    ) -> u64 {
-        let asked = self.streams.borrow_mut().followers_end(range.start, range.end, FOLLOWERS_PART * limit);
-        let reach = asked.next_multiple_of(self.chunk).min(self.size);
-        if reach > lookahead && held.widen(self.chunks(from, reach)) { reach } else { lookahead }
-    }
-
-    /// With the first copy for a new snapshot: starts copies of the hot ranges, except for `apart`. Failures
-    /// are left to the writes that meet them. The chunks stay locked as long as `along` lives.
-    async fn begin_hot_ranges(
-        &self,
-        store: &Rc<Store<D>>,
-        limit: u64,
-        apart: Range<u64>,
-        (gate, along): (&WriteGate, &mut Vec<RangeGuard>),
-    ) -> Vec<StartedCopies> {
-        if limit == 0 {
-            return Vec::new();
-        }
-        let apart = apart.start / self.chunk * self.chunk..apart.end;
-        let views = exceptions::copy_out_views(&store.meta.borrow(), self.id);
-        let due = self.hot_ranges.borrow_mut().due(&views, self.chunk, self.size);
+/// Copies from `from` to `lookahead`, and on to the end of the locked chunks for writes that queued
+/// behind `range` meanwhile, so that one commit serves them, too. Copies the hot ranges along with it;
+/// their chunks stay locked as long as `along` lives. Returns only the failure of the first copy: the
+/// other writes meet theirs themselves.
+async fn copy_with_followers<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    range: Range<u64>,
+    (from, lookahead): (u64, u64),
+    limit: u64,
+    (held, along): (&mut RangeGuard, &mut Vec<RangeGuard>),
+) -> std::result::Result<(), EditError> {
+    let (mut first, mut done, mut lookahead) = (None, from, lookahead);
+    loop {
+        // All of it is read before any of it is written.
+        let gate = store.copier.gate();
+        let hot_ranges = match first {
+            None => begin_hot_ranges(origin, store, limit, from..lookahead, (&gate, &mut *along)).await,
+            Some(_) => Vec::new(),
+        };
         let mut begun = Vec::new();
-        if !self.has_ample_space(store, due.iter().chain([&apart]), views.len() as u64) {
-            return begun;
-        }
-        for Range { start, end } in due.into_iter().flat_map(|range| without(range, &apart)) {
-            let lacks_a_copy = matches!(self.first_missing_exception(store, start, end).await, Ok(Some(_)));
-            if lacks_a_copy && let Some(guard) = self.locks.try_lock(self.chunks(start, end), LockMode::Exclusive) {
-                along.push(guard);
-                begun.extend(self.begin_copy(store, start, end, gate).await.ok());
+        loop {
+            lookahead = extend_to_followers(origin, range.clone(), (from, lookahead), limit, held);
+            if lookahead <= done || begun.last().is_some_and(std::result::Result::is_err) {
+                break;
             }
+            let copy = begin_copy(origin, store, done, lookahead, &gate).await;
+            if let Ok(copy) = &copy {
+                copy.read().await;
+            }
+            begun.push(copy);
+            done = lookahead;
         }
-        for copy in &begun {
-            copy.read().await;
+        drop(gate);
+        for copy in hot_ranges {
+            let _ = end_copy(origin, store, copy).await;
         }
-        begun
-    }
-
-    /// Whether twice the space that all these copies need is free: copy-ahead must not take space that writes
-    /// need.
-    fn has_ample_space<'a>(&self, store: &Store<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
-        let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
-        store.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
-    }
-
-    /// Starts the missing copies of a range; its chunks are locked exclusively.
-    async fn begin_copy(
-        &self,
-        store: &Rc<Store<D>>,
-        offset: u64,
-        end: u64,
-        gate: &WriteGate,
-    ) -> std::result::Result<StartedCopies, EditError> {
-        let chunk_pages = self.chunk / PAGE_BYTES;
-        let start = VirtualPage(offset / self.chunk * chunk_pages);
-        let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE_BYTES)));
-        let guard = store.generations.enter();
-        let mut plan = CopyPlan::new(exceptions::copy_out_views(&store.meta.borrow(), self.id), start, end);
-        store.retry_on_miss(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
-        if let Err(ended) = store.retry_on_miss(|meta| plan.advance(meta, self.id, chunk_pages)).await {
-            let mut meta = store.meta.borrow_mut();
-            plan.copies.iter().for_each(|copy| meta.space.return_pages(copy.to, copy.len));
-            return Err(ended);
-        }
-        if planted(Bug::RecordBeforeCopy) {
-            self.publish(store, &plan).await.map_err(EditError::Error)?;
-            store.clone().commit().await.map_err(EditError::Error)?;
-        }
-        let Some(client) = store.copy_client(self.id) else {
-            store.meta.borrow_mut().space.write_off(plan.pages());
-            return Err(EditError::Error(deleted_error()));
-        };
-        let tickets = self.submit(store, &client, &plan, gate);
-        Ok(StartedCopies { plan, tickets, _guard: guard })
-    }
-
-    /// Waits for the copies and publishes them. Nothing is durable yet.
-    async fn end_copy(&self, store: &Rc<Store<D>>, begun: StartedCopies) -> Result<()> {
-        let mut outcome = Ok(());
-        for (at, ticket) in &begun.tickets {
-            let failed = match ticket.wait_done().await {
-                Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
-                    Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e)
-                }
-                Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
-                // Cancelled because another job of the group failed, which reports why.
-                Ok(()) | Err(_) => continue,
+        let mut failed = false;
+        for copy in begun {
+            let copied = match copy {
+                Ok(copy) => end_copy(origin, store, copy).await.map_err(EditError::Error),
+                Err(refused) => Err(refused),
             };
-            outcome = outcome.and(Err(failed));
+            failed |= copied.is_err();
+            first.get_or_insert(copied);
         }
-        if outcome.is_ok() && !planted(Bug::RecordBeforeCopy) {
-            outcome = self.publish(store, &begun.plan).await;
+        lookahead = extend_to_followers(origin, range.clone(), (from, lookahead), limit, held);
+        if failed || lookahead <= done {
+            return first.unwrap_or(Ok(()));
         }
-        if outcome.is_err() {
-            store.meta.borrow_mut().space.write_off(begun.plan.pages());
-        }
-        outcome
     }
+}
 
-    /// Submits the copies. Pages that several snapshots need are read once.
-    fn submit(
-        &self,
-        store: &Store<D>,
-        client: &Rc<Client>,
-        plan: &CopyPlan,
-        gate: &WriteGate,
-    ) -> Vec<(VirtualPage, JobHandle)> {
-        let (mut left, mut tickets, group): (Vec<&PageCopy>, _, _) =
-            (plan.copies.iter().collect(), Vec::new(), JobGroup::default());
-        while let Some(&first) = left.first() {
-            let mut alike = Vec::new();
-            left.retain(|copy| {
-                let same = (copy.at, copy.len) == (first.at, first.len) && alike.len() < MAX_DESTINATIONS;
-                if same {
-                    alike.push(*copy);
-                }
-                !same
-            });
-            let job = self.job(store, &alike, &group, gate);
-            tickets.push((first.at, store.copier.submit(client, job, Vec::new())));
-        }
-        tickets
+/// End of the writes that queued behind `range`; extends the lock to there. If that is not possible,
+/// `lookahead`.
+fn extend_to_followers<D: Device>(
+    origin: &Origin<D>,
+    range: Range<u64>,
+    (from, lookahead): (u64, u64),
+    limit: u64,
+    held: &mut RangeGuard,
+) -> u64 {
+    let asked = origin.streams.borrow_mut().followers_end(range.start, range.end, FOLLOWERS_PART * limit);
+    let reach = asked.next_multiple_of(origin.chunk).min(origin.size);
+    if reach > lookahead && held.widen(origin.chunks(from, reach)) { reach } else { lookahead }
+}
+
+/// With the first copy for a new snapshot: starts copies of the hot ranges, except for `apart`. Failures
+/// are left to the writes that meet them. The chunks stay locked as long as `along` lives.
+async fn begin_hot_ranges<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    limit: u64,
+    apart: Range<u64>,
+    (gate, along): (&WriteGate, &mut Vec<RangeGuard>),
+) -> Vec<StartedCopies> {
+    if limit == 0 {
+        return Vec::new();
     }
-
-    /// One read of the origin, written to the places of all these copies.
-    fn job(&self, store: &Store<D>, copies: &[&PageCopy], group: &JobGroup, gate: &WriteGate) -> Job<D> {
-        let (at, len) = (copies[0].at, copies[0].len);
-        let real = ((at.0 + len) * PAGE_BYTES).min(self.size) - at.0 * PAGE_BYTES;
-        let place = Place { device: self.device.clone(), offset: at.0 * PAGE_BYTES };
-        let mut source = vec![Piece { len: real, from: CopySource::Device(place) }];
-        if real < len * PAGE_BYTES {
-            source.push(Piece { len: len * PAGE_BYTES - real, from: CopySource::Zeroes });
+    let apart = apart.start / origin.chunk * origin.chunk..apart.end;
+    let views = exceptions::copy_out_views(&store.meta.borrow(), origin.id);
+    let due = origin.hot_ranges.borrow_mut().due(&views, origin.chunk, origin.size);
+    let mut begun = Vec::new();
+    if !has_ample_space(store, due.iter().chain([&apart]), views.len() as u64) {
+        return begun;
+    }
+    for Range { start, end } in due.into_iter().flat_map(|range| without(range, &apart)) {
+        let lacks_a_copy = matches!(origin.first_missing_exception(store, start, end).await, Ok(Some(_)));
+        if lacks_a_copy && let Some(guard) = origin.locks.try_lock(origin.chunks(start, end), LockMode::Exclusive) {
+            along.push(guard);
+            begun.extend(begin_copy(origin, store, start, end, gate).await.ok());
         }
-        let places = |copy: &&PageCopy| Place { device: store.device.clone(), offset: copy.to.offset() };
-        let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect();
-        let checksum = move |at: u64, bytes: &[u8]| {
-            for (to, checksums) in &told {
-                let to = PageAddr(to.0 + at / PAGE_BYTES);
-                let pages = (bytes.len() as u64 / PAGE_BYTES) as u32;
-                checksums.borrow_mut().push(DataChecksum { to, pages, sum: data_checksum(to, bytes) });
+    }
+    for copy in &begun {
+        copy.read().await;
+    }
+    begun
+}
+
+/// Whether twice the space that all these copies need is free: copy-ahead must not take space that writes
+/// need.
+fn has_ample_space<'a, D: Device>(store: &Store<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
+    let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
+    store.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
+}
+
+/// Starts the missing copies of a range; its chunks are locked exclusively.
+async fn begin_copy<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    offset: u64,
+    end: u64,
+    gate: &WriteGate,
+) -> std::result::Result<StartedCopies, EditError> {
+    let chunk_pages = origin.chunk / PAGE_BYTES;
+    let start = VirtualPage(offset / origin.chunk * chunk_pages);
+    let end = VirtualPage(end.div_ceil(origin.chunk) * chunk_pages).min(VirtualPage(origin.size.div_ceil(PAGE_BYTES)));
+    let guard = store.generations.enter();
+    let mut plan = CopyPlan::new(exceptions::copy_out_views(&store.meta.borrow(), origin.id), start, end);
+    store.retry_on_miss(|meta| plan.admit(meta, origin.id, chunk_pages)).await?;
+    if let Err(ended) = store.retry_on_miss(|meta| plan.advance(meta, origin.id, chunk_pages)).await {
+        let mut meta = store.meta.borrow_mut();
+        plan.copies.iter().for_each(|copy| alloc::return_pages(&mut meta.space, copy.to, copy.len));
+        return Err(ended);
+    }
+    if planted(Bug::RecordBeforeCopy) {
+        publish(origin, store, &plan).await.map_err(EditError::Error)?;
+        store.clone().commit().await.map_err(EditError::Error)?;
+    }
+    let Some(client) = publish::copy_client(store, origin.id) else {
+        alloc::write_off(&mut store.meta.borrow_mut().space, plan.pages());
+        return Err(EditError::Error(deleted_error()));
+    };
+    let tickets = submit(origin, store, &client, &plan, gate);
+    Ok(StartedCopies { plan, tickets, _guard: guard })
+}
+
+/// Waits for the copies and publishes them. Nothing is durable yet.
+async fn end_copy<D: Device>(origin: &Origin<D>, store: &Rc<Store<D>>, begun: StartedCopies) -> Result<()> {
+    let mut outcome = Ok(());
+    for (at, ticket) in &begun.tickets {
+        let failed = match ticket.wait_done().await {
+            Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
+                Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e)
             }
+            Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
+            // Cancelled because another job of the group failed, which reports why.
+            Ok(()) | Err(_) => continue,
         };
-        Job {
-            source,
-            destinations: copies.iter().map(places).collect(),
-            near: at.0..at.0 + len,
-            group: group.clone(),
-            observer: Some(Rc::new(checksum)),
-            hold: Some(gate.hold()),
-        }
+        outcome = outcome.and(Err(failed));
     }
+    if outcome.is_ok() && !planted(Bug::RecordBeforeCopy) {
+        outcome = publish(origin, store, &begun.plan).await;
+    }
+    if outcome.is_err() {
+        alloc::write_off(&mut store.meta.borrow_mut().space, begun.plan.pages());
+    }
+    outcome
+}
 
-    /// Publishes the exceptions. Snapshots deleted meanwhile need none.
-    async fn publish(&self, store: &Store<D>, plan: &CopyPlan) -> Result<()> {
-        let chunk_pages = self.chunk / PAGE_BYTES;
-        for copy in &plan.copies {
-            let checksums = copy.checksums.take();
-            let known = checksums.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
-            let mut covered = known.then_some(&checksums[..]);
-            let mut done = 0;
-            while done < copy.len {
-                let step = store.retry_no_alloc(|meta| {
-                    let chain = meta.directory.chain(self.id);
-                    let lives = chain
-                        .is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
-                    if !lives {
-                        return Ok(None);
-                    }
-                    let at = VirtualPage(copy.at.0 + done);
-                    let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
-                    let to = PageAddr(copy.to.0 + done);
-                    exceptions::add_exceptions(meta, self.id, copy.sequence, at, len, to)?;
-                    let (origin, sequence) = (self.id, copy.sequence);
-                    let record = Record::CopyOut { origin, sequence, at, len: len as u32, to };
-                    meta.journal.append_copied(&record, covered);
-                    Ok(Some(len))
-                });
-                let Some(len) = step.await? else { break };
-                // The checksums of all go with the first record.
-                covered = covered.map(|_| &[][..]);
-                done += len;
+/// Submits the copies. Pages that several snapshots need are read once.
+fn submit<D: Device>(
+    origin: &Origin<D>,
+    store: &Store<D>,
+    client: &Rc<Client>,
+    plan: &CopyPlan,
+    gate: &WriteGate,
+) -> Vec<(VirtualPage, JobHandle)> {
+    let (mut left, mut tickets, group): (Vec<&PageCopy>, _, _) =
+        (plan.copies.iter().collect(), Vec::new(), JobGroup::default());
+    while let Some(&first) = left.first() {
+        let mut alike = Vec::new();
+        left.retain(|copy| {
+            let same = (copy.at, copy.len) == (first.at, first.len) && alike.len() < MAX_DESTINATIONS;
+            if same {
+                alike.push(*copy);
             }
-        }
-        Ok(())
+            !same
+        });
+        let job = job(origin, store, &alike, &group, gate);
+        tickets.push((first.at, store.copier.submit(client, job, Vec::new())));
     }
+    tickets
+}
+
+/// One read of the origin, written to the places of all these copies.
+fn job<D: Device>(
+    origin: &Origin<D>,
+    store: &Store<D>,
+    copies: &[&PageCopy],
+    group: &JobGroup,
+    gate: &WriteGate,
+) -> Job<D> {
+    let (at, len) = (copies[0].at, copies[0].len);
+    let real = ((at.0 + len) * PAGE_BYTES).min(origin.size) - at.0 * PAGE_BYTES;
+    let place = Place { device: origin.device.clone(), offset: at.0 * PAGE_BYTES };
+    let mut source = vec![Piece { len: real, from: CopySource::Device(place) }];
+    if real < len * PAGE_BYTES {
+        source.push(Piece { len: len * PAGE_BYTES - real, from: CopySource::Zeroes });
+    }
+    let places = |copy: &&PageCopy| Place { device: store.device.clone(), offset: copy.to.offset() };
+    let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect();
+    let checksum = move |at: u64, bytes: &[u8]| {
+        for (to, checksums) in &told {
+            let to = PageAddr(to.0 + at / PAGE_BYTES);
+            let pages = (bytes.len() as u64 / PAGE_BYTES) as u32;
+            checksums.borrow_mut().push(DataChecksum { to, pages, sum: data_checksum(to, bytes) });
+        }
+    };
+    Job {
+        source,
+        destinations: copies.iter().map(places).collect(),
+        near: at.0..at.0 + len,
+        group: group.clone(),
+        observer: Some(Rc::new(checksum)),
+        hold: Some(gate.hold()),
+    }
+}
+
+/// Publishes the exceptions. Snapshots deleted meanwhile need none.
+async fn publish<D: Device>(origin: &Origin<D>, store: &Store<D>, plan: &CopyPlan) -> Result<()> {
+    let chunk_pages = origin.chunk / PAGE_BYTES;
+    for copy in &plan.copies {
+        let checksums = copy.checksums.take();
+        let known = checksums.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
+        let mut covered = known.then_some(&checksums[..]);
+        let mut done = 0;
+        while done < copy.len {
+            let step = store.retry_no_alloc(|meta| {
+                let chain = meta.directory.chain(origin.id);
+                let lives =
+                    chain.is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
+                if !lives {
+                    return Ok(None);
+                }
+                let at = VirtualPage(copy.at.0 + done);
+                let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
+                let to = PageAddr(copy.to.0 + done);
+                exceptions::add_exceptions(meta, origin.id, copy.sequence, at, len, to)?;
+                let (origin, sequence) = (origin.id, copy.sequence);
+                let record = Record::CopyOut { origin, sequence, at, len: len as u32, to };
+                meta.journal.append_copied(&record, covered);
+                Ok(Some(len))
+            });
+            let Some(len) = step.await? else { break };
+            // The checksums of all go with the first record.
+            covered = covered.map(|_| &[][..]);
+            done += len;
+        }
+    }
+    Ok(())
 }

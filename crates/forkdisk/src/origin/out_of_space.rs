@@ -67,7 +67,7 @@ impl<D: Device> Origin<D> {
                 Ok(())
             }
             OriginFull::DropOldest => {
-                let Some(id) = self.oldest_droppable(store) else {
+                let Some(id) = oldest_droppable(self, store) else {
                     return events::report_if_full(store, self.id, Err(no_space_error()));
                 };
                 let dropped = store
@@ -82,23 +82,23 @@ impl<D: Device> Origin<D> {
                     store.counters.dropped.add(1);
                     events::report(store, &PoolEvent::Dropped { snapshot });
                 }
-                store.reap_soon();
-                store.wait_freed().await
+                store.hooks.reap_soon();
+                store.hooks.wait_freed().await
             }
             OriginFull::Error => events::report_if_full(store, self.id, Err(no_space_error())),
         }
     }
+}
 
-    fn oldest_droppable(&self, store: &Store<D>) -> Option<VolumeId> {
-        let meta = store.meta.borrow();
-        let chain = meta.directory.chain(self.id)?;
-        let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
-        all.sort_unstable();
-        all.into_iter().find(|&id| {
-            let idle = |v: &crate::catalog::CatalogEntry| v.record.flags.droppable && !v.pending;
-            meta.directory.get(id).is_some_and(idle)
-                && store.live.borrow().handles(id) == 0
-                && meta.directory.clones_backed_by(id).is_none()
-        })
-    }
+fn oldest_droppable<D: Device>(origin: &Origin<D>, store: &Store<D>) -> Option<VolumeId> {
+    let meta = store.meta.borrow();
+    let chain = meta.directory.chain(origin.id)?;
+    let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
+    all.sort_unstable();
+    all.into_iter().find(|&id| {
+        let idle = |v: &crate::catalog::CatalogEntry| v.record.flags.droppable && !v.pending;
+        meta.directory.get(id).is_some_and(idle)
+            && store.live.borrow().handles(id) == 0
+            && meta.directory.clones_backed_by(id).is_none()
+    })
 }

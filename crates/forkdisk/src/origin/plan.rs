@@ -7,6 +7,7 @@ use crate::catalog::exceptions;
 use crate::catalog::{Catalog, ExceptionView, Failure};
 use crate::format::DataChecksum;
 use crate::map::Stop;
+use crate::space::alloc;
 use crate::space::{AllocRequest, Need};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
@@ -88,7 +89,7 @@ impl CopyPlan {
                 // Exceptions are never shared.
                 let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
                 let want = AllocRequest { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
-                let (to, len) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
+                let (to, len) = alloc::alloc_data(&mut meta.space, want, &reserved).map_err(Stop::from)?;
                 self.add(sequence, at, len, to);
                 self.next = VirtualPage(at.0 + len);
             }

@@ -85,35 +85,18 @@ impl<D: Device> Origin<D> {
             let stop = ((chunks.start + n) * self.chunk).min(end);
             let part = match rollback.filter(|_| !back) {
                 None => self.read(at, self.device.buffer((stop - at) as usize)).await,
-                Some(rollback) => self.read_snapshot(store, rollback, at, stop).await,
+                Some(rollback) => read_snapshot(self, store, rollback, at, stop).await,
             };
             match part {
                 (Ok(()), part) => buf[(at - offset) as usize..(stop - offset) as usize].copy_from_slice(&part),
                 // The rollback ended during the read, and the snapshot was deleted: the origin has the
                 // contents.
-                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(store, rollback) => continue,
+                (Err(e), _) if e.kind() == ErrorKind::NotFound && has_ended(self, store, rollback) => continue,
                 (Err(e), _) => return (Err(e), buf),
             }
             at = stop;
         }
         (Ok(()), buf)
-    }
-
-    /// Whether this rollback has ended.
-    fn has_ended(&self, store: &Store<D>, rollback: Option<Rollback>) -> bool {
-        let snapshot = |rollback: Option<Rollback>| rollback.map(|rollback| rollback.snapshot);
-        snapshot(self.rollback(store)) != snapshot(rollback)
-    }
-
-    /// Reads the snapshot from `offset` to `end`, in whole pages.
-    async fn read_snapshot(&self, store: &Store<D>, rollback: Rollback, offset: u64, end: u64) -> (Result<()>, Buf) {
-        let (start, stop) = (offset / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
-        let buf = self.device.buffer((stop - start) as usize);
-        let (result, mut buf) =
-            self.read_through(store, rollback.snapshot, (rollback.view, self.size), start, buf).await;
-        buf.copy_within((offset - start) as usize..(end - start) as usize, 0);
-        buf.set_len((end - offset) as usize);
-        (result, buf)
     }
 
     /// Before a write from `offset` to `end`: rolls the affected chunks back except for what is overwritten,
@@ -127,8 +110,8 @@ impl<D: Device> Origin<D> {
                 return Ok(());
             }
             let alone = self.rollback_task.chunk_locks.lock(chunks.clone(), LockMode::Exclusive).await;
-            let noted = match self.roll_back_chunks(store, chunks.clone()).await {
-                Ok(()) => self.note_back(store, chunks.clone()).await,
+            let noted = match roll_back_chunks(self, store, chunks.clone()).await {
+                Ok(()) => note_back(self, store, chunks.clone()).await,
                 Err(ended) => Err(ended),
             };
             match noted {
@@ -149,71 +132,6 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Writes the snapshot's contents of these locked chunks to the origin where they are not rolled back.
-    async fn roll_back_chunks(&self, store: &Rc<Store<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
-        // A crash that loses the start of the rollback must not leave its writes.
-        if self.is_start_pending(store) {
-            store.clone().commit().await.map_err(EditError::Error)?;
-        }
-        let end = (chunks.end * self.chunk).min(self.size);
-        let mut at = chunks.start * self.chunk;
-        while at < end {
-            let Some(rollback) = self.rollback(store) else { return Ok(()) };
-            let mut parts = Vec::new();
-            // Results stay when a table has to be loaded.
-            store.retry_on_miss(|meta| rollback::rollback_changes(meta, self.id, &mut at, end, &mut parts)).await?;
-            for part in parts.iter().flat_map(pieces) {
-                let (read, buf) = self.read_snapshot(store, rollback, part.start, part.end).await;
-                read.map_err(EditError::Error)?;
-                let held = match planted(Bug::RolledBackWithoutCopy) {
-                    true => None,
-                    false => Some(self.admit(store, part.start, part.end, None).await?),
-                };
-                let segment = Segment { offset: part.start, at: 0, len: buf.len() };
-                self.counters.writes.add(&[segment]);
-                let (written, _) = self.device.write(buf, smallvec![segment], false).await;
-                drop(held);
-                let failed = |e| EditError::Error(Error::io(format!("bringing back the origin at {}", part.start), e));
-                written.map_err(failed)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a crash now could lose the start of the rollback.
-    fn is_start_pending(&self, store: &Store<D>) -> bool {
-        let meta = store.meta.borrow();
-        meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.durable_seq())
-    }
-
-    /// Records durably that these chunks are rolled back.
-    async fn note_back(&self, store: &Rc<Store<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
-        let mut flushed = planted(Bug::BackBeforeFlush);
-        let mut at = chunks.start;
-        while at < chunks.end && !planted(Bug::BackNotNoted) {
-            let (back, n) = store.retry_on_miss(|meta| rollback::is_rolled_back(meta, self.id, at, chunks.end)).await?;
-            // One record covers chunks that share a list.
-            let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
-            if !back {
-                if !flushed {
-                    self.flush().await.map_err(EditError::Error)?;
-                    flushed = true;
-                }
-                let record = Record::ChunksRolledBack { origin: self.id, first: at, count: n as u32 };
-                store
-                    .retry_on_miss(|meta| {
-                        let _ = meta.reserve(Need::NoteRollback)?;
-                        exceptions::note_rolled_back(meta, self.id, at, n)?;
-                        meta.journal.append(&record);
-                        Ok(())
-                    })
-                    .await?;
-            }
-            at += n;
-        }
-        if flushed { store.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
-    }
-
     /// Starts the background task of a rollback.
     pub(super) fn start_rollback_task(self: &Rc<Self>, store: &Rc<Store<D>>) {
         let idle = self.rollback(store).is_none() || store.options.read_only;
@@ -224,7 +142,7 @@ impl<D: Device> Origin<D> {
         let (origin, store) = (self.clone(), store.clone());
         let runtime = store.runtime.clone();
         runtime.spawn(Box::pin(async move {
-            origin.roll(&store).await;
+            roll(&origin, &store).await;
             drop(store);
             origin.rollback_task.running.set(false);
             origin.rollback_task.changed.notify();
@@ -237,92 +155,6 @@ impl<D: Device> Origin<D> {
         while self.rollback_task.running.get() {
             self.rollback_task.changed.wait().await;
         }
-    }
-
-    async fn roll(&self, store: &Rc<Store<D>>) {
-        let mut patience = SpaceWait::default();
-        loop {
-            let over = self.rollback_task.stop.get() || store.closing.get() || store.closed.get();
-            if over || self.check_alive().is_err() || store.check_alive().is_err() {
-                return;
-            }
-            let ended = match self.rollback_step(store).await {
-                // The next rollback may have begun before the end of this one was durable.
-                Ok(()) if self.rollback(store).is_some() => continue,
-                Ok(()) => return,
-                Err(ended) => ended,
-            };
-            // The origin's own device may be full, too: space in the pool does not help there.
-            let is_full = matches!(ended, EditError::NoSpace);
-            let drops =
-                store.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
-            if is_full && drops && self.wait_for_space(store, &mut patience).await.is_ok() {
-                continue;
-            }
-            self.rollback_task.out_of_space.set(is_full);
-            *self.rollback_task.error.borrow_mut() = Some(match ended {
-                EditError::NoSpace => no_space_error(),
-                EditError::Error(e) => e,
-            });
-            self.rollback_task.changed.notify();
-            if is_full && store.has_pending_space() {
-                let _ = store.clone().checkpoint().await;
-            }
-            store.runtime.sleep(RETRY_AFTER).await;
-        }
-    }
-
-    /// How long a write waits for space by the origin's policy.
-    fn patience(&self, store: &Store<D>) -> Duration {
-        match store.meta.borrow().protects(self.id) {
-            Some((OriginRecord { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// Rolls back some chunks behind the cursor, or advances it over chunks that need nothing.
-    async fn rollback_step(&self, store: &Rc<Store<D>>) -> std::result::Result<(), EditError> {
-        let last = self.size.div_ceil(self.chunk);
-        let Some(Rollback { snapshot, cursor, .. }) = self.rollback(store) else { return Ok(()) };
-        let batch = cursor..(cursor + (BATCH_BYTES / self.chunk).max(1)).min(last);
-        let (mut at, mut parts) = (cursor * self.chunk, Vec::new());
-        let end = self.size;
-        // No chunks behind the cursor are listed while the next cursor is decided.
-        let mut alone = self.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
-        while parts.is_empty() && at < end {
-            store.retry_on_miss(|meta| rollback::rollback_changes(meta, self.id, &mut at, end, &mut parts)).await?;
-        }
-        let next = parts.first().map_or(last, |part| part.start / self.chunk);
-        let mut to = if next > cursor { next } else { batch.end };
-        if next == cursor {
-            drop(alone);
-            alone = self.rollback_task.chunk_locks.lock(batch.clone(), LockMode::Exclusive).await;
-            self.roll_back_chunks(store, batch).await?;
-        }
-        // Each step removes one list.
-        if let Some(list) = store.retry_on_miss(|meta| exceptions::first_rolled_back_list(meta, self.id, to)).await? {
-            to = to.min(list + CHUNKS_PER_LIST);
-        }
-        self.flush().await.map_err(EditError::Error)?;
-        let to = if planted(Bug::CursorTooFar) { (to + 1).min(last) } else { to };
-        let snapshot = if to == last { NO_VOLUME } else { snapshot };
-        let record = Record::RollbackProgress { origin: self.id, snapshot, cursor: to };
-        self.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
-        let moved = store.retry_on_miss(|meta| {
-            exceptions::advance_rollback(meta, self.id, snapshot, to)?;
-            meta.journal.append(&record);
-            Ok(())
-        });
-        let durable = match moved.await {
-            Ok(()) => store.clone().commit().await.map_err(EditError::Error),
-            Err(ended) => Err(ended),
-        };
-        drop(alone);
-        self.rollback_task.ending.set(false);
-        self.rollback_task.changed.notify();
-        durable?;
-        store.checkpoint_soon();
-        Ok(())
     }
 }
 
@@ -394,7 +226,7 @@ impl<D: Device> Origins<D> {
             }
             if let Some(error) = origin.rollback_task.error.take()
                 && !(origin.rollback_task.out_of_space.get()
-                    && hunger.keeps_waiting(origin.patience(store), rollback, store.runtime.now()))
+                    && hunger.keeps_waiting(patience(&origin, store), rollback, store.runtime.now()))
             {
                 return Err(error);
             }
@@ -413,4 +245,185 @@ impl<D: Device> Origins<D> {
         let _ = progress(origin.size, origin.size);
         Ok(())
     }
+}
+
+/// Whether this rollback has ended.
+fn has_ended<D: Device>(origin: &Origin<D>, store: &Store<D>, rollback: Option<Rollback>) -> bool {
+    let snapshot = |rollback: Option<Rollback>| rollback.map(|rollback| rollback.snapshot);
+    snapshot(origin.rollback(store)) != snapshot(rollback)
+}
+
+/// Reads the snapshot from `offset` to `end`, in whole pages.
+async fn read_snapshot<D: Device>(
+    origin: &Origin<D>,
+    store: &Store<D>,
+    rollback: Rollback,
+    offset: u64,
+    end: u64,
+) -> (Result<()>, Buf) {
+    let (start, stop) = (offset / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
+    let buf = origin.device.buffer((stop - start) as usize);
+    let (result, mut buf) =
+        origin.read_through(store, rollback.snapshot, (rollback.view, origin.size), start, buf).await;
+    buf.copy_within((offset - start) as usize..(end - start) as usize, 0);
+    buf.set_len((end - offset) as usize);
+    (result, buf)
+}
+
+/// Writes the snapshot's contents of these locked chunks to the origin where they are not rolled back.
+async fn roll_back_chunks<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    chunks: Range<u64>,
+) -> std::result::Result<(), EditError> {
+    // A crash that loses the start of the rollback must not leave its writes.
+    if is_start_pending(origin, store) {
+        store.clone().commit().await.map_err(EditError::Error)?;
+    }
+    let end = (chunks.end * origin.chunk).min(origin.size);
+    let mut at = chunks.start * origin.chunk;
+    while at < end {
+        let Some(rollback) = origin.rollback(store) else { return Ok(()) };
+        let mut parts = Vec::new();
+        // Results stay when a table has to be loaded.
+        store.retry_on_miss(|meta| rollback::rollback_changes(meta, origin.id, &mut at, end, &mut parts)).await?;
+        for part in parts.iter().flat_map(pieces) {
+            let (read, buf) = read_snapshot(origin, store, rollback, part.start, part.end).await;
+            read.map_err(EditError::Error)?;
+            let held = match planted(Bug::RolledBackWithoutCopy) {
+                true => None,
+                false => Some(origin.admit(store, part.start, part.end, None).await?),
+            };
+            let segment = Segment { offset: part.start, at: 0, len: buf.len() };
+            origin.counters.writes.add(&[segment]);
+            let (written, _) = origin.device.write(buf, smallvec![segment], false).await;
+            drop(held);
+            let failed = |e| EditError::Error(Error::io(format!("bringing back the origin at {}", part.start), e));
+            written.map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a crash now could lose the start of the rollback.
+fn is_start_pending<D: Device>(origin: &Origin<D>, store: &Store<D>) -> bool {
+    let meta = store.meta.borrow();
+    meta.directory.chain(origin.id).is_some_and(|chain| chain.rolled_until > meta.journal.durable_seq())
+}
+
+/// Records durably that these chunks are rolled back.
+async fn note_back<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    chunks: Range<u64>,
+) -> std::result::Result<(), EditError> {
+    let mut flushed = planted(Bug::BackBeforeFlush);
+    let mut at = chunks.start;
+    while at < chunks.end && !planted(Bug::BackNotNoted) {
+        let (back, n) = store.retry_on_miss(|meta| rollback::is_rolled_back(meta, origin.id, at, chunks.end)).await?;
+        // One record covers chunks that share a list.
+        let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
+        if !back {
+            if !flushed {
+                origin.flush().await.map_err(EditError::Error)?;
+                flushed = true;
+            }
+            let record = Record::ChunksRolledBack { origin: origin.id, first: at, count: n as u32 };
+            store
+                .retry_on_miss(|meta| {
+                    let _ = meta.reserve(Need::NoteRollback)?;
+                    exceptions::note_rolled_back(meta, origin.id, at, n)?;
+                    meta.journal.append(&record);
+                    Ok(())
+                })
+                .await?;
+        }
+        at += n;
+    }
+    if flushed { store.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
+}
+
+async fn roll<D: Device>(origin: &Origin<D>, store: &Rc<Store<D>>) {
+    let mut patience = SpaceWait::default();
+    loop {
+        let over = origin.rollback_task.stop.get() || store.closing.get() || store.closed.get();
+        if over || origin.check_alive().is_err() || store.check_alive().is_err() {
+            return;
+        }
+        let ended = match rollback_step(origin, store).await {
+            // The next rollback may have begun before the end of this one was durable.
+            Ok(()) if origin.rollback(store).is_some() => continue,
+            Ok(()) => return,
+            Err(ended) => ended,
+        };
+        // The origin's own device may be full, too: space in the pool does not help there.
+        let is_full = matches!(ended, EditError::NoSpace);
+        let drops = store.meta.borrow().protects(origin.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
+        if is_full && drops && origin.wait_for_space(store, &mut patience).await.is_ok() {
+            continue;
+        }
+        origin.rollback_task.out_of_space.set(is_full);
+        *origin.rollback_task.error.borrow_mut() = Some(match ended {
+            EditError::NoSpace => no_space_error(),
+            EditError::Error(e) => e,
+        });
+        origin.rollback_task.changed.notify();
+        if is_full && store.has_pending_space() {
+            let _ = store.clone().checkpoint().await;
+        }
+        store.runtime.sleep(RETRY_AFTER).await;
+    }
+}
+
+/// How long a write waits for space by the origin's policy.
+fn patience<D: Device>(origin: &Origin<D>, store: &Store<D>) -> Duration {
+    match store.meta.borrow().protects(origin.id) {
+        Some((OriginRecord { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
+        _ => Duration::ZERO,
+    }
+}
+
+/// Rolls back some chunks behind the cursor, or advances it over chunks that need nothing.
+async fn rollback_step<D: Device>(origin: &Origin<D>, store: &Rc<Store<D>>) -> std::result::Result<(), EditError> {
+    let last = origin.size.div_ceil(origin.chunk);
+    let Some(Rollback { snapshot, cursor, .. }) = origin.rollback(store) else { return Ok(()) };
+    let batch = cursor..(cursor + (BATCH_BYTES / origin.chunk).max(1)).min(last);
+    let (mut at, mut parts) = (cursor * origin.chunk, Vec::new());
+    let end = origin.size;
+    // No chunks behind the cursor are listed while the next cursor is decided.
+    let mut alone = origin.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
+    while parts.is_empty() && at < end {
+        store.retry_on_miss(|meta| rollback::rollback_changes(meta, origin.id, &mut at, end, &mut parts)).await?;
+    }
+    let next = parts.first().map_or(last, |part| part.start / origin.chunk);
+    let mut to = if next > cursor { next } else { batch.end };
+    if next == cursor {
+        drop(alone);
+        alone = origin.rollback_task.chunk_locks.lock(batch.clone(), LockMode::Exclusive).await;
+        roll_back_chunks(origin, store, batch).await?;
+    }
+    // Each step removes one list.
+    if let Some(list) = store.retry_on_miss(|meta| exceptions::first_rolled_back_list(meta, origin.id, to)).await? {
+        to = to.min(list + CHUNKS_PER_LIST);
+    }
+    origin.flush().await.map_err(EditError::Error)?;
+    let to = if planted(Bug::CursorTooFar) { (to + 1).min(last) } else { to };
+    let snapshot = if to == last { NO_VOLUME } else { snapshot };
+    let record = Record::RollbackProgress { origin: origin.id, snapshot, cursor: to };
+    origin.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
+    let moved = store.retry_on_miss(|meta| {
+        exceptions::advance_rollback(meta, origin.id, snapshot, to)?;
+        meta.journal.append(&record);
+        Ok(())
+    });
+    let durable = match moved.await {
+        Ok(()) => store.clone().commit().await.map_err(EditError::Error),
+        Err(ended) => Err(ended),
+    };
+    drop(alone);
+    origin.rollback_task.ending.set(false);
+    origin.rollback_task.changed.notify();
+    durable?;
+    store.checkpoint_soon();
+    Ok(())
 }

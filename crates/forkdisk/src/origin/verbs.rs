@@ -309,7 +309,7 @@ impl<D: Device> Origins<D> {
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;
-        store.reap_soon();
+        store.hooks.reap_soon();
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use crate::volume::Volume;
 
 use super::CreateOptions;
 use super::Pool;
+use crate::catalog::directory::names;
 use crate::catalog::{
     Catalog, CatalogEntry, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, writable_volume,
 };
@@ -46,19 +47,19 @@ impl<D: Device> Pool<D> {
 
     /// Names of everything directly in a folder (empty: the root), sorted, each with whether it is a folder.
     pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
-        self.store.meta.borrow().directory.children(folder)
+        names::children(&self.store.meta.borrow().directory, folder)
     }
 
     /// Names of at most `most` volumes and snapshots, each volume before its snapshots, that sort after the
     /// name `after` (empty: from the first on). For long lists in pieces, between which other tasks run and
     /// names come and go.
     pub fn names_after(&self, after: &str, most: usize) -> Vec<String> {
-        self.store.meta.borrow().directory.names_after(after, most, true)
+        names::names_after(&self.store.meta.borrow().directory, after, most, true)
     }
 
     /// Like [`names_after`](Self::names_after), volumes only.
     pub fn volume_names_after(&self, after: &str, most: usize) -> Vec<String> {
-        self.store.meta.borrow().directory.names_after(after, most, false)
+        names::names_after(&self.store.meta.borrow().directory, after, most, false)
     }
 
     /// A number that changes whenever the name of a volume or snapshot appears or disappears.
@@ -77,7 +78,7 @@ impl<D: Device> Pool<D> {
     /// The last names of snapshots of a volume in sorted order, at most `most`, without the volume's part.
     /// The time does not depend on the number of snapshots.
     pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
-        self.store.meta.borrow().directory.last_snapshot_names(volume, most)
+        names::last_snapshot_names(&self.store.meta.borrow().directory, volume, most)
     }
 
     /// Creates and opens an empty volume.
@@ -197,7 +198,7 @@ impl<D: Device> Pool<D> {
             if to.starts_with(&format!("{from}/")) {
                 return Err(Error::new(ErrorKind::Invalid, format!("{to:?} lies within {from:?}")));
             }
-            directory.check_renamed(from, to)?;
+            names::check_renamed(directory, from, to)?;
             Ok((Record::RenameFolder { from: from.to_string(), to: to.to_string() }, ()))
         })
     }

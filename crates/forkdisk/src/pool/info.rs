@@ -1,6 +1,7 @@
 //! Properties of a pool and its volumes.
 
 use super::Pool;
+use crate::catalog::directory::descent;
 use crate::catalog::{Catalog, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
@@ -97,21 +98,10 @@ pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
     Some(Recorded { uuid: superblock.uuid, generation: superblock.generation, clean: superblock.clean })
 }
 
-impl<D: Device> Store<D> {
-    fn mode(&self) -> Mode {
-        match () {
-            () if self.failed.borrow().is_some() => Mode::Failed,
-            () if self.options.read_only => Mode::ReadOnly,
-            () if self.full.get() => Mode::OutOfDataSpace,
-            () => Mode::ReadWrite,
-        }
-    }
-}
-
 impl<D: Device> Pool<D> {
     /// What the pool accepts at the moment.
     pub fn mode(&self) -> Mode {
-        self.store.mode()
+        mode(&self.store)
     }
 
     /// Whether less space is free than [`OpenOptions::low_water`](super::OpenOptions::low_water), or none can
@@ -137,7 +127,7 @@ impl<D: Device> Pool<D> {
         PoolInfo {
             uuid: superblock.uuid,
             created: superblock.created,
-            mode: self.store.mode(),
+            mode: mode(&self.store),
             size: meta.size(),
             used: meta.size().saturating_sub(unused + freeing),
             free: writable_pages(&meta) * page,
@@ -185,7 +175,7 @@ impl<D: Device> Pool<D> {
             if names.is_empty() || !volume.record.name.is_empty() {
                 names.push(volume.record.name.to_string());
             }
-            next = meta.directory.ancestor(&volume.record).and_then(|v| volume_of(v.record.id));
+            next = descent::ancestor(&meta.directory, &volume.record).and_then(|v| volume_of(v.record.id));
         }
         names
     }
@@ -209,4 +199,13 @@ fn kept_pages(catalog: &Catalog) -> u64 {
         |r: &&VolumeRecord| catalog.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
     let snapshots = catalog.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
     snapshots.filter(of_origin).map(|r| r.cursor).sum()
+}
+
+fn mode<D: Device>(store: &Store<D>) -> Mode {
+    match () {
+        () if store.failed.borrow().is_some() => Mode::Failed,
+        () if store.options.read_only => Mode::ReadOnly,
+        () if store.full.get() => Mode::OutOfDataSpace,
+        () => Mode::ReadWrite,
+    }
 }

@@ -20,6 +20,7 @@ use crate::runtime::Runtime;
 use crate::store;
 
 use crate::origin::Origins;
+use crate::store::commit;
 use crate::store::open;
 use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store};
 use crate::upkeep::Upkeep;
@@ -104,7 +105,7 @@ impl<D: Device> Pool<D> {
     pub async fn checkpoint(&self) -> Result<()> {
         self.store.check_writable()?;
         self.store.clone().checkpoint().await?;
-        self.store.reset_background_mark();
+        commit::reset_background_mark(&self.store);
         Ok(())
     }
 

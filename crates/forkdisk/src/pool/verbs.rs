@@ -13,7 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
+use crate::space::alloc;
 use crate::store::deleted_error;
+use crate::store::publish;
 use crate::store::times;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
@@ -158,7 +160,7 @@ impl<D: Device> Pool<D> {
                 .store
                 .retry_no_alloc(|meta| {
                     let wanted = BLOCK_PAGES.min(meta.space.available());
-                    Ok(meta.space.ensure_known(wanted).map_err(Stop::from)?)
+                    Ok(alloc::ensure_known(&mut meta.space, wanted).map_err(Stop::from)?)
                 })
                 .await;
         }
@@ -191,7 +193,7 @@ impl<D: Device> Pool<D> {
             let id = VolumeId(meta.next_id);
             self.store.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
             meta.directory.get_mut(id).expect("just made").pending = true;
-            self.store.note_cloned(&meta, from, id);
+            self.store.hooks.note_cloned(&meta, from, id);
             id
         };
         self.store.generations.barrier().await;
@@ -319,7 +321,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
         if !planted(Bug::GrowLengthNotDurable) {
-            self.store.lengthen(size).await?;
+            publish::lengthen(&self.store, size).await?;
         }
         self.store
             .verb(|meta| {
@@ -329,7 +331,7 @@ impl<D: Device> Pool<D> {
             })
             .await?;
         if planted(Bug::GrowLengthNotDurable) {
-            self.store.lengthen(size).await?;
+            publish::lengthen(&self.store, size).await?;
         }
         self.store.full.set(false);
         self.store.space_changed.notify();

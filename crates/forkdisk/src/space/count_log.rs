@@ -129,50 +129,6 @@ impl CountLogState {
     }
 }
 
-impl Space {
-    /// Takes over the log that belongs to the roots; from now on checkpoints may write one.
-    pub fn use_log(&mut self, end: CountLog, bytes: &[u8]) -> Result<(), String> {
-        self.logged.max_parts = self.cache_limit * PAGE_SIZE / PART_BYTES;
-        self.limit_log();
-        if end.pages == 0 {
-            return Ok(());
-        }
-        if !end.is(self.uuid, bytes) {
-            return Err("its checksum does not match".into());
-        }
-        let changes = decode_count_log(bytes, self.layout.count_nodes(0)).ok_or("it makes no sense")?;
-        self.logged.add(changes);
-        let mut roots = (0..).map(|index| CountNode { level: 3, index }).zip(&self.roots);
-        if roots.any(|(node, &root)| self.logged.is_flawed(node, root, self.layout.initially_free_under(node))) {
-            self.logged.clear();
-            return Err("with it more is in use than there is, or less than nothing".into());
-        }
-        if planted(Bug::CountLogForgotten) {
-            self.logged.clear();
-        }
-        self.logged.end = end;
-        self.available = self.free_by_roots();
-        Ok(())
-    }
-
-    /// Whether at least half of the log is used.
-    pub fn log_is_half_full(&self) -> bool {
-        self.logged.end.pages > 0 && self.logged.end.pages >= self.logged.free_pages()
-    }
-
-    /// Returns the number of leaves in which the log changes counts.
-    pub fn logged_leaves(&self) -> u64 {
-        self.logged.leaves() as u64
-    }
-
-    /// Limits the log so that reading it is no more work than reading both slots of the pages that it
-    /// replaces.
-    pub(super) fn limit_log(&mut self) {
-        let pages: u64 = (0..4).map(|level| self.layout.count_nodes(level)).sum();
-        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MAX_LOG_PAGES);
-    }
-}
-
 /// Returns the changes from one state of a leaf to the next.
 pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> {
     let of = |place: usize| {
@@ -207,4 +163,46 @@ pub fn parts(change: &LeafChange) -> usize {
 /// Returns the number of pages that `bytes` bytes take.
 pub fn pages_of(bytes: usize) -> u32 {
     bytes.div_ceil(PAGE_SIZE) as u32
+}
+
+/// Takes over the log that belongs to the roots; from now on checkpoints may write one.
+pub fn use_log(space: &mut Space, end: CountLog, bytes: &[u8]) -> Result<(), String> {
+    space.logged.max_parts = space.cache_limit * PAGE_SIZE / PART_BYTES;
+    limit_log(space);
+    if end.pages == 0 {
+        return Ok(());
+    }
+    if !end.is(space.uuid, bytes) {
+        return Err("its checksum does not match".into());
+    }
+    let changes = decode_count_log(bytes, space.layout.count_nodes(0)).ok_or("it makes no sense")?;
+    space.logged.add(changes);
+    let mut roots = (0..).map(|index| CountNode { level: 3, index }).zip(&space.roots);
+    if roots.any(|(node, &root)| space.logged.is_flawed(node, root, space.layout.initially_free_under(node))) {
+        space.logged.clear();
+        return Err("with it more is in use than there is, or less than nothing".into());
+    }
+    if planted(Bug::CountLogForgotten) {
+        space.logged.clear();
+    }
+    space.logged.end = end;
+    space.available = space.free_by_roots();
+    Ok(())
+}
+
+/// Whether at least half of the log is used.
+pub fn log_is_half_full(space: &Space) -> bool {
+    space.logged.end.pages > 0 && space.logged.end.pages >= space.logged.free_pages()
+}
+
+/// Returns the number of leaves in which the log changes counts.
+pub fn logged_leaves(space: &Space) -> u64 {
+    space.logged.leaves() as u64
+}
+
+/// Limits the log so that reading it is no more work than reading both slots of the pages that it
+/// replaces.
+pub(super) fn limit_log(space: &mut Space) {
+    let pages: u64 = (0..4).map(|level| space.layout.count_nodes(level)).sum();
+    space.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MAX_LOG_PAGES);
 }

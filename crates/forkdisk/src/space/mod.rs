@@ -9,15 +9,15 @@
 //! A checkpoint that changes little writes no count pages: it adds the changes to a log, until that is full.
 
 mod affinity;
-mod alloc;
-mod checkpoint;
-mod contiguous;
-mod count_log;
+pub mod alloc;
+pub mod contiguous;
+pub mod count_images;
+pub mod count_log;
 mod delta;
-mod pending_free;
+pub mod pending_free;
 mod reserve;
-mod tree;
-mod view_counts;
+pub mod tree;
+pub mod view_counts;
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +35,7 @@ use count_log::CountLogState;
 use delta::{Deltas, by_block, pieces};
 use view_counts::ViewImages;
 
-pub use checkpoint::{Step, WrittenCounts};
+pub use count_images::{Step, WrittenCounts};
 pub use reserve::{Need, Reservation};
 
 /// A count page that is needed and not in memory.
@@ -173,7 +173,7 @@ pub struct Space {
     held: u32,
     current: Deltas,
     frozen: Deltas,
-    work: Option<checkpoint::CheckpointWork>,
+    work: Option<count_images::CheckpointWork>,
     /// Free pages that are known and not touched, by block; `empty` are the blocks of which every page is.
     free: BTreeMap<Block, Bitmap>,
     empty: BTreeSet<Block>,
@@ -301,7 +301,7 @@ impl Space {
         if planted(Bug::FreedSpaceReusedAtOnce) {
             for page in (first.0..first.0 + n).map(PageAddr) {
                 if self.page_count(page) == Ok(0) {
-                    self.give_back(page);
+                    tree::give_back(self, page);
                 }
             }
         }
@@ -371,7 +371,7 @@ impl Space {
     /// Returns the references to a page itself.
     pub fn page_count(&mut self, page: PageAddr) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(page.block());
-        let base = self.page(node)?.map_or(0, |p| p.block(i).page(page.index()));
+        let base = tree::page(self, node)?.map_or(0, |p| p.block(i).page(page.index()));
         if base == PINNED {
             return Ok(PINNED);
         }
@@ -381,9 +381,9 @@ impl Space {
     /// Returns the references to a block as a whole and to each of its pages.
     pub fn in_block(&mut self, block: Block) -> Result<InBlock<'_>, Miss> {
         let (node, i) = CountNode::leaf_of(block);
-        let common = u32::from(self.entry(node)?.common);
+        let common = u32::from(tree::entry(self, node)?.common);
         // It is in memory, or was never written.
-        self.page(node)?;
+        tree::page(self, node)?;
         let page = self.cache.get(&node).map(|page| page.block(i));
         Ok(InBlock { page, common, deltas: [self.frozen.get(block), self.current.get(block)] })
     }
@@ -391,8 +391,8 @@ impl Space {
     /// Returns all counts of a block.
     pub fn block_counts(&mut self, block: Block) -> Result<Counts, Miss> {
         let (node, i) = CountNode::leaf_of(block);
-        let common = u32::from(self.entry(node)?.common);
-        let mut counts = self.page(node)?.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+        let common = u32::from(tree::entry(self, node)?.common);
+        let mut counts = tree::page(self, node)?.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
         counts.whole += common;
         for by in [&self.frozen, &self.current].into_iter().filter_map(|deltas| deltas.get(block)) {
             counts.change(by);
@@ -421,7 +421,7 @@ impl Space {
         // What was searched from the end is searched again: that finds nothing twice.
         (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));
         self.available += self.initially_free() - before;
-        self.limit_log();
+        count_log::limit_log(self);
     }
 
     fn initially_free(&self) -> u64 {

@@ -6,6 +6,7 @@
 //! section that made it, so no page is set aside: nothing else can take pages in between.
 
 use super::{Refusal, Space};
+use crate::space::alloc;
 
 /// What a change needs of the free space, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Space {
 
     /// Searches the counts until all reserved pages are known to be free.
     pub fn find_reserved(&mut self, reservation: &Reservation) -> Result<(), Refusal> {
-        self.ensure_known(reservation.pages)
+        alloc::ensure_known(self, reservation.pages)
     }
 }
 

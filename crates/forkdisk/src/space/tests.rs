@@ -6,6 +6,9 @@ use super::alloc::ABANDONED_PART;
 use super::*;
 use crate::bits::*;
 use crate::format::{CountLog, count_log_page};
+use crate::space::alloc;
+use crate::space::count_images;
+use crate::space::view_counts;
 
 fn space() -> Space {
     let layout = Layout::new(16 << 20);
@@ -13,21 +16,21 @@ fn space() -> Space {
 }
 
 fn checkpoint(space: &mut Space) {
-    space.freeze();
-    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
-    let freed = space.finish();
-    space.release(freed);
+    count_images::freeze(space);
+    while let Step::Write(_) = count_images::checkpoint_step(space, 8).expect("all count pages are new") {}
+    let freed = count_images::finish(space);
+    count_images::release(space, freed);
 }
 
 /// Writes a checkpoint; returns the number of count pages it wrote.
 fn pages_written(space: &mut Space) -> usize {
-    space.freeze();
+    count_images::freeze(space);
     let mut written = 0;
-    while let Step::Write(pages) = space.checkpoint_step(8).expect("all count pages are in memory") {
+    while let Step::Write(pages) = count_images::checkpoint_step(space, 8).expect("all count pages are in memory") {
         written += pages.len();
     }
-    let freed = space.finish();
-    space.release(freed);
+    let freed = count_images::finish(space);
+    count_images::release(space, freed);
     written
 }
 
@@ -47,19 +50,19 @@ fn every_page_is_handed_out_once() {
     let all = space.available();
     let mut at = 1;
     while space.available() > 0 {
-        let (first, n) = space.alloc_data(want(at, 3), &Reservation::unchecked()).expect("there is space");
+        let (first, n) = alloc::alloc_data(&mut space, want(at, 3), &Reservation::unchecked()).expect("there is space");
         at += 37;
         assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
     }
     assert_eq!(seen.len() as u64, all);
-    assert_eq!(space.alloc_data(want(0, 1), &Reservation::unchecked()), Err(Refusal::NoSpace));
+    assert_eq!(alloc::alloc_data(&mut space, want(0, 1), &Reservation::unchecked()), Err(Refusal::NoSpace));
 }
 
 #[test]
 fn a_page_given_up_is_free_after_the_checkpoint_only() {
     let mut space = space();
     let all = space.available();
-    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
+    let (page, _) = alloc::alloc_data(&mut space, want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
     checkpoint(&mut space);
     assert_eq!((space.page_count(page), space.available()), (Ok(1), all - 1));
@@ -72,37 +75,37 @@ fn a_page_given_up_is_free_after_the_checkpoint_only() {
 #[test]
 fn counts_are_right_while_freed_space_is_being_released() {
     let mut space = space();
-    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
+    let (page, _) = alloc::alloc_data(&mut space, want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
-    space.freeze();
-    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
+    count_images::freeze(&mut space);
+    while let Step::Write(_) = count_images::checkpoint_step(&mut space, 8).expect("all count pages are new") {}
     assert_eq!(space.page_count(page), Ok(1));
-    let freed = space.finish();
+    let freed = count_images::finish(&mut space);
     assert_eq!(space.page_count(page), Ok(1), "counted once, not in the page and again as a change");
-    space.release(freed);
+    count_images::release(&mut space, freed);
     assert_eq!(space.page_count(page), Ok(1));
 }
 
 #[test]
 fn what_a_checkpoint_brings_back_is_pending_until_it_can_be_handed_out() {
     let mut space = space();
-    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
+    let (page, _) = alloc::alloc_data(&mut space, want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
     checkpoint(&mut space);
     space.decr_page(page, 0);
     assert_eq!(space.pending(), 1);
-    space.freeze();
-    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
-    let freed = space.finish();
+    count_images::freeze(&mut space);
+    while let Step::Write(_) = count_images::checkpoint_step(&mut space, 8).expect("all count pages are in memory") {}
+    let freed = count_images::finish(&mut space);
     assert!(freed.contains(&(page, 1)) && space.pending() >= 1, "it is being discarded: whoever wants it waits");
-    space.release(freed);
+    count_images::release(&mut space, freed);
     assert_eq!(space.pending(), 0);
 }
 
 #[test]
 fn what_somebody_else_still_refers_to_is_not_pending() {
     let mut space = space();
-    let (first, n) = space.alloc_data(want(0, 16), &Reservation::unchecked()).expect("space");
+    let (first, n) = alloc::alloc_data(&mut space, want(0, 16), &Reservation::unchecked()).expect("space");
     assert_eq!(n, 16);
     (0..2).for_each(|_| space.incr_pages(first, 16));
     checkpoint(&mut space);
@@ -111,12 +114,12 @@ fn what_somebody_else_still_refers_to_is_not_pending() {
     space.decr_pages(first, 4, 0);
     assert_eq!(space.pending(), 4);
     // The state that the running checkpoint will record counts, too.
-    space.freeze();
+    count_images::freeze(&mut space);
     space.decr_pages(PageAddr(first.0 + 4), 2, 0);
     assert_eq!(space.pending(), 6);
-    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
-    let freed = space.finish();
-    space.release(freed);
+    while let Step::Write(_) = count_images::checkpoint_step(&mut space, 8).expect("all count pages are in memory") {}
+    let freed = count_images::finish(&mut space);
+    count_images::release(&mut space, freed);
     assert_eq!(space.pending(), 2, "what came after the freeze");
     checkpoint(&mut space);
     assert_eq!((space.pending(), space.used_by_checkpoint()), (0, 10));
@@ -125,7 +128,7 @@ fn what_somebody_else_still_refers_to_is_not_pending() {
 #[test]
 fn of_a_block_that_is_given_up_the_pages_that_are_referred_to_are_not_pending() {
     let mut space = space();
-    let (first, n) = space.alloc_data(want(0, 256), &Reservation::unchecked()).expect("space");
+    let (first, n) = alloc::alloc_data(&mut space, want(0, 256), &Reservation::unchecked()).expect("space");
     assert_eq!((n, first.index()), (256, 0));
     let block = first.block();
     (0..2).for_each(|_| space.incr_block(block));
@@ -155,7 +158,7 @@ fn next(state: &mut u64, below: u64) -> u64 {
 fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
     let mut space = space();
     let blocks: Vec<Block> = (0..6)
-        .map(|i| space.alloc_data(want(i * 256, 256), &Reservation::unchecked()).expect("space").0.block())
+        .map(|i| alloc::alloc_data(&mut space, want(i * 256, 256), &Reservation::unchecked()).expect("space").0.block())
         .collect();
     // References to each block as a whole and to its pages.
     let mut model = [(1_u32, [0_u32; 256]); 6];
@@ -203,12 +206,15 @@ fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
             7 if step % 5 == 0 => {
                 running = !running;
                 if running {
-                    space.freeze();
+                    count_images::freeze(&mut space);
                 } else {
-                    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
-                    let runs = space.finish();
+                    while let Step::Write(_) =
+                        count_images::checkpoint_step(&mut space, 8).expect("all count pages are in memory")
+                    {
+                    }
+                    let runs = count_images::finish(&mut space);
                     freed += runs.iter().map(|&(_, n)| n).sum::<u64>();
-                    space.release(runs);
+                    count_images::release(&mut space, runs);
                 }
             }
             _ => {}
@@ -221,10 +227,10 @@ fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
 #[test]
 fn what_is_not_in_memory_is_taken_for_pending() {
     let mut space = space();
-    let (first, _) = space.alloc_data(want(0, 16), &Reservation::unchecked()).expect("space");
+    let (first, _) = alloc::alloc_data(&mut space, want(0, 16), &Reservation::unchecked()).expect("space");
     (0..2).for_each(|_| space.incr_pages(first, 16));
     checkpoint(&mut space);
-    space.retire_log(100);
+    count_images::retire_log(&mut space, 100);
     checkpoint(&mut space);
     let roots = space.roots.clone();
     assert_eq!(space.used_by_checkpoint(), 16);
@@ -236,13 +242,16 @@ fn what_is_not_in_memory_is_taken_for_pending() {
 #[test]
 fn a_stream_lies_in_one_piece_and_in_place() {
     let mut space = space();
-    let (first, _) = space.alloc_data(want(0, 4), &Reservation::unchecked()).expect("space");
+    let (first, _) = alloc::alloc_data(&mut space, want(0, 4), &Reservation::unchecked()).expect("space");
     assert_eq!(first.index(), 0);
     for at in (4..256).step_by(4) {
-        assert_eq!(space.alloc_data(want(at, 4), &Reservation::unchecked()), Ok((PageAddr(first.0 + at), 4)));
+        assert_eq!(
+            alloc::alloc_data(&mut space, want(at, 4), &Reservation::unchecked()),
+            Ok((PageAddr(first.0 + at), 4))
+        );
     }
     assert_eq!(
-        space.alloc_data(want(256, 4), &Reservation::unchecked()),
+        alloc::alloc_data(&mut space, want(256, 4), &Reservation::unchecked()),
         Ok((PageAddr(first.0 + 256), 4)),
         "the next block follows"
     );
@@ -255,7 +264,7 @@ fn what_all_blocks_of_a_leaf_gain_is_noted_above_it() {
     let blocks = || (8..15).map(Block);
     let whole = |space: &mut Space| blocks().map(|b| space.in_block(b).expect("in memory").whole()).collect::<Vec<_>>();
     let before = space.available();
-    blocks().for_each(|b| space.mark_allocated(b.page(0), BLOCK_PAGES).expect("in memory"));
+    blocks().for_each(|b| alloc::mark_allocated(&mut space, b.page(0), BLOCK_PAGES).expect("in memory"));
     blocks().for_each(|b| space.incr_block(b));
     assert_eq!(pages_written(&mut space), 3, "none but those above it");
     assert_eq!((whole(&mut space), space.available()), (vec![1; 7], before - 7 * BLOCK_PAGES));
@@ -295,20 +304,20 @@ fn tables_lie_where_no_stream_grows() {
     let mut next = None;
     for block in 0..64 {
         for at in (block * 256..(block + 1) * 256).step_by(64) {
-            let (first, n) = space.alloc_data(want(at, 64), &Reservation::unchecked()).expect("space");
+            let (first, n) = alloc::alloc_data(&mut space, want(at, 64), &Reservation::unchecked()).expect("space");
             assert!(n == 64 && next.is_none_or(|next| next == first), "{first:?} does not go on at {next:?}");
             next = Some(PageAddr(first.0 + n));
         }
-        space.prepare_meta(100).expect("no count page has been written");
-        space.alloc_meta(100).expect("space");
+        alloc::prepare_meta(&mut space, 100).expect("no count page has been written");
+        alloc::alloc_meta(&mut space, 100).expect("space");
     }
 }
 
 #[test]
 fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
     let mut space = space();
-    space.prepare_meta(64).expect("no count page has been written");
-    let taken = space.alloc_meta(40).expect("they are known");
+    alloc::prepare_meta(&mut space, 64).expect("no count page has been written");
+    let taken = alloc::alloc_meta(&mut space, 40).expect("they are known");
     let [(first, 40)] = taken[..] else { panic!("{taken:?}") };
     let page = |i: u64| PageAddr(first.0 + i);
     space.incr_pages(first, 40);
@@ -316,8 +325,8 @@ fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
     // Holes of 1, 3 and 2 pages, and everything behind the 40.
     [(2, 1), (10, 3), (20, 2)].into_iter().for_each(|(at, n)| space.decr_pages(page(at), n, 0));
     checkpoint(&mut space);
-    space.ensure_known(260).expect("there are more");
-    let mut next = |n| space.alloc_meta(n).expect("they are known");
+    alloc::ensure_known(&mut space, 260).expect("there are more");
+    let mut next = |n| alloc::alloc_meta(&mut space, n).expect("they are known");
     assert_eq!(next(2), [(page(10), 2)], "the first that is long enough");
     assert_eq!(next(2), [(page(20), 2)]);
     assert_eq!(next(5), [(page(40), 5)]);
@@ -332,7 +341,7 @@ fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free(
     let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     let mut at = 0;
     let last = loop {
-        let (first, n) = space.alloc_data(want(at, 256), &Reservation::unchecked()).expect("space");
+        let (first, n) = alloc::alloc_data(&mut space, want(at, 256), &Reservation::unchecked()).expect("space");
         space.incr_pages(first, n);
         at += 256;
         // 1/64 of the pool.
@@ -345,11 +354,12 @@ fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free(
     space.decr_page(page, 0);
     checkpoint(&mut space);
     assert_eq!(
-        space.alloc_data(want(at, 64), &Reservation::unchecked()),
+        alloc::alloc_data(&mut space, want(at, 64), &Reservation::unchecked()),
         Ok((page, 1)),
         "a block beyond {last:?} was taken"
     );
-    let (first, n) = space.alloc_data(want(at + 256, 64), &Reservation::unchecked()).expect("there are some");
+    let (first, n) =
+        alloc::alloc_data(&mut space, want(at + 256, 64), &Reservation::unchecked()).expect("there are some");
     assert!(first.block() > last && n == 64, "nothing else is left, and {first:?} was taken");
 }
 
@@ -357,8 +367,8 @@ fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free(
 fn tables_of_a_checkpoint_lie_in_one_row_of_blocks() {
     let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     for n in [700, 9, 300, 250, 20, 1300] {
-        space.prepare_meta(n).expect("no count page has been written");
-        let mut runs = space.alloc_meta(n).expect("they are known").into_iter();
+        alloc::prepare_meta(&mut space, n).expect("no count page has been written");
+        let mut runs = alloc::alloc_meta(&mut space, n).expect("they are known").into_iter();
         let (first, mut len) = runs.next().expect("there is one");
         runs.for_each(|(next, n)| {
             assert_eq!(next, PageAddr(first.0 + len), "{n} pages lie elsewhere");
@@ -371,17 +381,19 @@ fn tables_of_a_checkpoint_lie_in_one_row_of_blocks() {
 #[test]
 fn without_a_row_that_is_long_enough_the_longest_come_first() {
     let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
-    space.ensure_known(space.available()).expect("no count page has been written");
+    let free = space.available();
+    alloc::ensure_known(&mut space, free).expect("no count page has been written");
     // What is left are runs of 3, 5 and 4 blocks, and single ones.
     let rows = [40..43, 45..50, 52..56];
     for block in 2..64 {
         let is_left = rows.iter().any(|row| row.contains(&block)) || block % 4 == 3 && block > 56;
         if !is_left {
-            space.mark_allocated(Block(block).page(0), BLOCK_PAGES).expect("no count page has been written");
+            alloc::mark_allocated(&mut space, Block(block).page(0), BLOCK_PAGES)
+                .expect("no count page has been written");
         }
     }
-    space.prepare_meta(9 * BLOCK_PAGES).expect("no count page has been written");
-    let runs = space.alloc_meta(9 * BLOCK_PAGES).expect("they are known");
+    alloc::prepare_meta(&mut space, 9 * BLOCK_PAGES).expect("no count page has been written");
+    let runs = alloc::alloc_meta(&mut space, 9 * BLOCK_PAGES).expect("they are known");
     let blocks: Vec<u64> = runs.iter().map(|(first, _)| first.block().0).collect();
     assert_eq!(blocks, [45, 46, 47, 48, 49, 52, 53, 54, 55]);
 }
@@ -393,11 +405,14 @@ fn places_for_metadata_are_not_looked_for_through_all_the_end_of_a_large_pool() 
     // In the last 1/64 no two adjacent blocks are empty.
     let blocks = layout.blocks();
     for block in (blocks - blocks / 60..blocks).step_by(2) {
-        space.mark_allocated(Block(block).page(0), 1).expect("no count page has been written");
+        alloc::mark_allocated(&mut space, Block(block).page(0), 1).expect("no count page has been written");
     }
     for _ in 0..3 {
-        space.prepare_meta(300).expect("no count page has been written");
-        assert_eq!(space.alloc_meta(300).expect("they are known").iter().map(|run| run.1).sum::<u64>(), 300);
+        alloc::prepare_meta(&mut space, 300).expect("no count page has been written");
+        assert_eq!(
+            alloc::alloc_meta(&mut space, 300).expect("they are known").iter().map(|run| run.1).sum::<u64>(),
+            300
+        );
     }
     assert_eq!(layout.count_nodes(0) - space.scan_end, 1024);
 }
@@ -407,12 +422,12 @@ fn tables_take_what_is_left_of_a_full_pool() {
     let mut space = space();
     let mut taken = 0;
     while space.available() > 100 {
-        taken +=
-            space.alloc_data(want(taken, 64.min(space.available() - 100)), &Reservation::unchecked()).expect("space").1;
+        let left = space.available() - 100;
+        taken += alloc::alloc_data(&mut space, want(taken, 64.min(left)), &Reservation::unchecked()).expect("space").1;
     }
-    space.prepare_meta(100).expect("no count page has been written");
-    space.ensure_known(100).expect("there are as many");
-    let runs = space.alloc_meta(100).expect("they are known");
+    alloc::prepare_meta(&mut space, 100).expect("no count page has been written");
+    alloc::ensure_known(&mut space, 100).expect("there are as many");
+    let runs = alloc::alloc_meta(&mut space, 100).expect("they are known");
     assert_eq!((runs.iter().map(|r| r.1).sum::<u64>(), space.available()), (100, 0));
 }
 
@@ -420,7 +435,7 @@ fn tables_take_what_is_left_of_a_full_pool() {
 fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
     let mut space = space();
     let mut place = |chunk: u64, epoch| {
-        space.alloc_data(shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked()).expect("space").0
+        alloc::alloc_data(&mut space, shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked()).expect("space").0
     };
     let first: Vec<PageAddr> = [9, 3, 6].map(|chunk| place(chunk, 0)).to_vec();
     let again: Vec<PageAddr> = [3, 9, 6].map(|chunk| place(chunk, 1)).to_vec();
@@ -439,7 +454,8 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
     for epoch in 0..8 {
         for chunk in 0..1024 {
             let (page, _) =
-                space.alloc_data(shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked()).expect("space");
+                alloc::alloc_data(&mut space, shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked())
+                    .expect("space");
             blocks.insert(page.block());
         }
     }
@@ -450,8 +466,9 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
 /// A space with `n` pages in use, as the last checkpoint left them.
 fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
     let mut space = space();
-    let pages: Vec<PageAddr> =
-        (0..n).map(|at| space.alloc_data(want(at, 1), &Reservation::unchecked()).expect("space").0).collect();
+    let pages: Vec<PageAddr> = (0..n)
+        .map(|at| alloc::alloc_data(&mut space, want(at, 1), &Reservation::unchecked()).expect("space").0)
+        .collect();
     pages.iter().for_each(|&page| space.incr_page(page));
     checkpoint(&mut space);
     (space, pages)
@@ -459,12 +476,12 @@ fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
 
 /// Runs a checkpoint after that of a view.
 fn checkpoint_beside_view(space: &mut Space) {
-    space.freeze();
-    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
-    let freed = space.finish();
-    let freed = space.still_free(freed);
-    let freed = space.withhold(freed);
-    space.release(freed);
+    count_images::freeze(space);
+    while let Step::Write(_) = count_images::checkpoint_step(space, 8).expect("all count pages are in memory") {}
+    let freed = count_images::finish(space);
+    let freed = count_images::still_free(space, freed);
+    let freed = view_counts::withhold(space, freed);
+    count_images::release(space, freed);
 }
 
 #[test]
@@ -472,12 +489,15 @@ fn a_view_shows_the_counts_it_began_with_whatever_checkpoints_follow() {
     let (mut space, pages) = with_pages(10);
     let block = pages[0].block();
     let before = space.block_counts(block).expect("in memory");
-    let number = space.begin_view();
+    let number = view_counts::begin_view(&mut space);
     for &page in &pages[..5] {
         space.decr_page(page, 0);
         space.incr_page(pages[9]);
         checkpoint_beside_view(&mut space);
-        assert_eq!((space.view(), space.view_counts(block)), (Some(number), Ok(before.clone())));
+        assert_eq!(
+            (view_counts::view(&space), view_counts::view_counts(&mut space, block)),
+            (Some(number), Ok(before.clone()))
+        );
     }
     assert_eq!(space.page_count(pages[9]), Ok(6), "those who ask for no view see what is");
 }
@@ -486,30 +506,31 @@ fn a_view_shows_the_counts_it_began_with_whatever_checkpoints_follow() {
 fn what_is_freed_beside_a_view_is_handed_out_after_its_end_only() {
     let (mut space, pages) = with_pages(10);
     let available = space.available();
-    space.begin_view();
+    view_counts::begin_view(&mut space);
     space.decr_page(pages[3], 0);
     checkpoint_beside_view(&mut space);
     checkpoint_beside_view(&mut space);
     assert_eq!((space.available(), space.withheld(), space.pending()), (available, 1, 1));
     let mut seen = BTreeSet::new();
     while space.available() > 0 {
-        let (first, n) = space.alloc_data(want(1 << 20, 3), &Reservation::unchecked()).expect("there is space");
+        let (first, n) =
+            alloc::alloc_data(&mut space, want(1 << 20, 3), &Reservation::unchecked()).expect("there is space");
         seen.extend(first.0..first.0 + n);
     }
     assert!(!seen.contains(&pages[3].0), "withheld");
-    let withheld = space.end_view();
-    assert_eq!((space.view(), &withheld[..]), (None, &[(pages[3], 1)][..]));
+    let withheld = view_counts::end_view(&mut space);
+    assert_eq!((view_counts::view(&space), &withheld[..]), (None, &[(pages[3], 1)][..]));
     assert_eq!(space.available(), 0, "it is not discarded yet");
-    space.release_withheld(withheld);
-    assert_eq!(space.alloc_data(want(1 << 21, 1), &Reservation::unchecked()), Ok((pages[3], 1)));
+    view_counts::release_withheld(&mut space, withheld);
+    assert_eq!(alloc::alloc_data(&mut space, want(1 << 21, 1), &Reservation::unchecked()), Ok((pages[3], 1)));
 }
 
 #[test]
 fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
     let (mut space, pages) = with_pages(2);
     let available = space.available();
-    space.begin_view();
-    assert_eq!(space.end_view(), []);
+    view_counts::begin_view(&mut space);
+    assert_eq!(view_counts::end_view(&mut space), []);
     space.decr_page(pages[0], 0);
     checkpoint_beside_view(&mut space);
     assert_eq!((space.available(), space.withheld()), (available + 1, 0));
@@ -518,13 +539,14 @@ fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
 #[test]
 fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
     let mut space = space();
-    let mut place =
-        |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0), &Reservation::unchecked()).expect("space").0;
+    let mut place = |chunk: u64| {
+        alloc::alloc_data(&mut space, shared(chunk * 16, 1, 0), &Reservation::unchecked()).expect("space").0
+    };
     // None of these begins a virtual block or continues another, so they are placed contiguously.
     let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
     let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
     let want = AllocRequest { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
-    assert!(space.alloc_data(want, &Reservation::unchecked()).is_ok());
+    assert!(alloc::alloc_data(&mut space, want, &Reservation::unchecked()).is_ok());
 }
 
 #[test]
@@ -534,7 +556,11 @@ fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
         let at = chunk * chunk_pages;
         // Far from each other: no stream.
         let write = at << 20..(at << 20) + 1;
-        space.alloc_data(AllocRequest { chunk_pages, write, ..shared(at, 1, shared_at) }, &Reservation::unchecked())
+        alloc::alloc_data(
+            &mut space,
+            AllocRequest { chunk_pages, write, ..shared(at, 1, shared_at) },
+            &Reservation::unchecked(),
+        )
     };
     // Chunks of four pages fill a block; then the same numbers stand for larger ones.
     let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
@@ -562,7 +588,8 @@ fn bits_of_ranges() {
 /// Writes a volume in ascending order, a block at a time, until it has `count` blocks or there is no space.
 fn stream(space: &mut Space, count: u64) -> Vec<Block> {
     let block = |at: u64| {
-        space.alloc_data(
+        alloc::alloc_data(
+            space,
             AllocRequest { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) },
             &Reservation::unchecked(),
         )
@@ -575,7 +602,7 @@ fn stream(space: &mut Space, count: u64) -> Vec<Block> {
 fn a_stream_lies_in_whole_stripes_of_an_array() {
     let layout = Layout::new(3 << 30);
     let mut space = Space::new(layout, [1; 16], vec![CountEntry::default(); layout.count_nodes(3) as usize]);
-    space.set_stripe(3 << 19);
+    alloc::set_stripe(&mut space, 3 << 19);
     let blocks = stream(&mut space, 1800);
     assert!(blocks.windows(2).all(|pair| pair[0] < pair[1]), "in order");
     let jumps = blocks.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).count();
@@ -588,7 +615,7 @@ fn a_stream_lies_in_whole_stripes_of_an_array() {
 fn an_array_that_is_nearly_full_gives_what_there_is() {
     for stripe in [3 << 19, 7 << 18, 33 << 20, 1 << 18] {
         let mut space = Space::new(Layout::new(100 << 20), [1; 16], vec![CountEntry::default()]);
-        space.set_stripe(stripe);
+        alloc::set_stripe(&mut space, stripe);
         let all = space.available();
         assert_eq!(stream(&mut space, 1000).len() as u64 * BLOCK_PAGES, all, "stripes of {stripe}");
     }

@@ -17,6 +17,7 @@ use crate::planted::{Bug, planted};
 use crate::types::{Block, PageAddr};
 
 use super::{Counts, Miss, Space};
+use crate::space::tree;
 
 /// Most images kept: 64 MiB of them.
 const MAX_IMAGES: usize = 16_384;
@@ -64,98 +65,96 @@ impl ViewImages {
     }
 }
 
-impl Space {
-    /// Keeps the counts of the checkpoint that has just finished. Returns the view's number. One view at a
-    /// time; never while a checkpoint makes its images.
-    pub fn begin_view(&mut self) -> u64 {
-        assert!(self.kept.images.is_none() && self.work.is_none(), "one view at a time, between two checkpoints");
-        self.kept.begun += 1;
-        self.kept.images = Some(BTreeMap::new());
-        self.kept.commons.clear();
-        self.kept.begun
-    }
+/// Keeps the counts of the checkpoint that has just finished. Returns the view's number. One view at a
+/// time; never while a checkpoint makes its images.
+pub fn begin_view(space: &mut Space) -> u64 {
+    assert!(space.kept.images.is_none() && space.work.is_none(), "one view at a time, between two checkpoints");
+    space.kept.begun += 1;
+    space.kept.images = Some(BTreeMap::new());
+    space.kept.commons.clear();
+    space.kept.begun
+}
 
-    /// Returns the number of the live view.
-    pub fn view(&self) -> Option<u64> {
-        self.kept.images.as_ref().map(|_| self.kept.begun)
-    }
+/// Returns the number of the live view.
+pub fn view(space: &Space) -> Option<u64> {
+    space.kept.images.as_ref().map(|_| space.kept.begun)
+}
 
-    /// Called before a checkpoint changes this leaf, whose old contents are `page`.
-    pub(super) fn keep_image(&mut self, node: CountNode, page: Option<&CountPage>) {
-        let Some(images) = self.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
-        images.entry(node).or_insert_with(|| page.cloned());
-        if images.len() > MAX_IMAGES {
-            self.kept.images = None;
-        }
+/// Called before a checkpoint changes this leaf, whose old contents are `page`.
+pub(super) fn keep_image(space: &mut Space, node: CountNode, page: Option<&CountPage>) {
+    let Some(images) = space.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
+    images.entry(node).or_insert_with(|| page.cloned());
+    if images.len() > MAX_IMAGES {
+        space.kept.images = None;
     }
+}
 
-    /// Whether anything is kept of a leaf.
-    pub(super) fn keeps(&self, leaf: CountNode) -> bool {
-        self.view().is_some() && self.kept.commons.contains_key(&leaf)
+/// Whether anything is kept of a leaf.
+pub(super) fn keeps(space: &Space, leaf: CountNode) -> bool {
+    view(space).is_some() && space.kept.commons.contains_key(&leaf)
+}
+
+/// Called before a checkpoint changes this leaf or its common count; the old entry is `entry`.
+pub(super) fn keep_common(space: &mut Space, node: CountNode, entry: &CountEntry) {
+    if view(space).is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
+        return;
     }
-
-    /// Called before a checkpoint changes this leaf or its common count; the old entry is `entry`.
-    pub(super) fn keep_common(&mut self, node: CountNode, entry: &CountEntry) {
-        if self.view().is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
-            return;
-        }
-        self.kept.commons.entry(node).or_insert(entry.common);
-        if self.kept.commons.len() > MAX_LEAF_NOTES {
-            self.kept.images = None;
-        }
+    space.kept.commons.entry(node).or_insert(entry.common);
+    if space.kept.commons.len() > MAX_LEAF_NOTES {
+        space.kept.images = None;
     }
+}
 
-    /// Returns all counts of a block as of the view's checkpoint. A view must be live.
-    pub fn view_counts(&mut self, block: Block) -> Result<Counts, Miss> {
-        let (node, i) = CountNode::leaf_of(block);
-        let common = match self.kept.commons.get(&node) {
-            Some(&common) => common,
-            None => self.entry(node)?.common,
-        };
-        let images = self.kept.images.as_ref().expect("whoever asks has looked whether its view is live");
-        let page = match images.get(&node) {
-            Some(image) => image.as_ref(),
-            None => self.page(node)?,
-        };
-        let mut counts = page.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
-        counts.whole += u32::from(common);
-        Ok(counts)
+/// Returns all counts of a block as of the view's checkpoint. A view must be live.
+pub fn view_counts(space: &mut Space, block: Block) -> Result<Counts, Miss> {
+    let (node, i) = CountNode::leaf_of(block);
+    let common = match space.kept.commons.get(&node) {
+        Some(&common) => common,
+        None => tree::entry(space, node)?.common,
+    };
+    let images = space.kept.images.as_ref().expect("whoever asks has looked whether its view is live");
+    let page = match images.get(&node) {
+        Some(image) => image.as_ref(),
+        None => tree::page(space, node)?,
+    };
+    let mut counts = page.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+    counts.whole += u32::from(common);
+    Ok(counts)
+}
+
+/// Withholds pages that a checkpoint after the view's freed, if the view is still live; otherwise returns
+/// them.
+pub fn withhold(space: &mut Space, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
+    if view(space).is_none() || planted(Bug::ViewHoldsNothing) {
+        return freed;
     }
-
-    /// Withholds pages that a checkpoint after the view's freed, if the view is still live; otherwise returns
-    /// them.
-    pub fn withhold(&mut self, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
-        if self.view().is_none() || planted(Bug::ViewHoldsNothing) {
-            return freed;
-        }
-        self.returning = 0;
-        for (first, n) in freed {
-            (first.0..first.0 + n).for_each(|page| self.kept.set(PageAddr(page), true));
-        }
-        Vec::new()
+    space.returning = 0;
+    for (first, n) in freed {
+        (first.0..first.0 + n).for_each(|page| space.kept.set(PageAddr(page), true));
     }
+    Vec::new()
+}
 
-    /// Ends the view, if one is live. Returns the pages withheld for it, as runs; they stay withheld until
-    /// [`release_withheld`](Self::release_withheld).
-    pub fn end_view(&mut self) -> Vec<(PageAddr, u64)> {
-        self.kept.images = None;
-        let mut runs: Vec<(PageAddr, u64)> = Vec::new();
-        for (block, bits) in &self.kept.withheld {
-            for page in (0..256).filter(|&i| bit(bits, i)).map(|i| block.page(i)) {
-                match runs.last_mut() {
-                    Some((first, n)) if first.0 + *n == page.0 => *n += 1,
-                    _ => runs.push((page, 1)),
-                }
+/// Ends the view, if one is live. Returns the pages withheld for it, as runs; they stay withheld until
+/// [`release_withheld`](Self::release_withheld).
+pub fn end_view(space: &mut Space) -> Vec<(PageAddr, u64)> {
+    space.kept.images = None;
+    let mut runs: Vec<(PageAddr, u64)> = Vec::new();
+    for (block, bits) in &space.kept.withheld {
+        for page in (0..256).filter(|&i| bit(bits, i)).map(|i| block.page(i)) {
+            match runs.last_mut() {
+                Some((first, n)) if first.0 + *n == page.0 => *n += 1,
+                _ => runs.push((page, 1)),
             }
         }
-        runs
     }
+    runs
+}
 
-    /// Makes withheld pages available for allocation.
-    pub fn release_withheld(&mut self, runs: Vec<(PageAddr, u64)>) {
-        for page in runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
-            self.kept.set(page, false);
-            self.give_back(page);
-        }
+/// Makes withheld pages available for allocation.
+pub fn release_withheld(space: &mut Space, runs: Vec<(PageAddr, u64)>) {
+    for page in runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
+        space.kept.set(page, false);
+        tree::give_back(space, page);
     }
 }

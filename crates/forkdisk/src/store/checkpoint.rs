@@ -32,6 +32,10 @@ use super::load::DIRECTORY_SEED;
 use super::{Root, Store};
 use crate::catalog::{Catalog, DirtyState, Failure};
 use crate::runtime::yield_now;
+use crate::space::alloc;
+use crate::space::count_images;
+use crate::space::pending_free;
+use crate::space::view_counts;
 use crate::store::count_log_flush;
 use crate::store::host_enospc;
 use crate::store::view;
@@ -148,36 +152,6 @@ impl<D: Device> Store<D> {
             self.checkpoints.changed.wait().await;
         }
     }
-
-    /// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
-    pub async fn next_checkpoint(self: &Rc<Self>) {
-        start_checkpoint(self);
-        self.wait_checkpoint_end().await;
-    }
-
-    /// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
-    /// groups of earlier opens.
-    pub async fn activate(self: &Rc<Self>) -> Result<()> {
-        if self.active.get() {
-            return Ok(());
-        }
-        let _alone = self.superblock_lock.lock(0..1, LockMode::Exclusive).await;
-        if self.active.get() {
-            return Ok(());
-        }
-        let next = {
-            let old = self.superblock.borrow();
-            Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
-        };
-        // What recovery read may be in a volatile cache only.
-        self.flush_device().await?;
-        self.meta.borrow_mut().journal.incarnation = next.incarnation;
-        write_superblock(self, &next).await?;
-        self.active.set(true);
-        // It may have waited for space, and no checkpoint did.
-        self.host_enospc.unblock();
-        Ok(())
-    }
 }
 
 /// The record with its root's address and checksum.
@@ -203,7 +177,7 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
         editor.raise(&mut meta.directory_map, number + 1);
         if records.iter().all(Option::is_none) {
             if let Some((page, _)) = lookup(editor.tables, &meta.directory_map, at, 1).map_err(Stop::from)?.data {
-                editor.space.mark_table(page);
+                pending_free::mark_table(editor.space, page);
             }
             editor.unmap_step(&mut meta.directory_map, at, VirtualPage(number + 1))?;
         } else {
@@ -222,9 +196,9 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
         }
     }
     let need = (meta.tables.dirty() + leaves.len()) as u64;
-    meta.space.prepare_meta(need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
-    meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
-    let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
+    alloc::prepare_meta(&mut meta.space, need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
+    alloc::ensure_known(&mut meta.space, need).map_err(|r| Failure::Stop(r.into()))?;
+    let runs = alloc::alloc_meta(&mut meta.space, need).ok_or(Failure::Stop(Stop::NoSpace))?;
     let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
     let mut next = || places.next().expect("as many pages as were asked for");
 
@@ -236,7 +210,7 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
             let old = meta.tables.set(leaf, slot, MapEntry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
-                false => meta.space.decr_table(old.addr(), until),
+                false => pending_free::decr_table(&mut meta.space, old.addr(), until),
             }
             meta.space.incr_page(at);
             pages.push(DirectoryPage { at, leaf, slot, records });
@@ -249,7 +223,7 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
             meta.space.incr_page(table.at);
         }
     }
-    meta.space.freeze();
+    count_images::freeze(&mut meta.space);
     Ok(Frozen {
         tables,
         pages,
@@ -291,11 +265,11 @@ fn start_checkpoint<D: Device>(store: &Rc<Store<D>>) {
 async fn checkpoint_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     count_log_flush::wait_count_log_flush(store).await;
     store.check_failed()?;
-    store.activate().await?;
+    activate(store).await?;
     let (frozen, seen) = loop {
-        store.flush_snapshotted_origins().await?;
+        store.hooks.flush_snapshotted_origins().await?;
         let frozen = store.retry_no_alloc(|meta| {
-            if store.has_unflushed_snapshots() {
+            if store.hooks.has_unflushed_snapshots() {
                 return Ok(None);
             }
             let frozen = freeze(meta)?;
@@ -405,7 +379,9 @@ fn encode_directory<D: Device>(store: &Store<D>, pages: &[DirectoryPage], out: &
 pub(super) async fn write_counts<D: Device>(store: &Rc<Store<D>>) -> Result<WrittenCounts> {
     loop {
         let step = store
-            .retry_no_alloc(|meta| meta.space.checkpoint_step(BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m))))
+            .retry_no_alloc(|meta| {
+                count_images::checkpoint_step(&mut meta.space, BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m)))
+            })
             .await?;
         match step {
             Step::Write(pages) if pages.is_empty() => yield_now().await,
@@ -491,11 +467,11 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
         meta.journal.released(start);
         meta.journal.set_durable(start.sequence);
         meta.resolve_roots();
-        let freed = meta.space.finish();
+        let freed = count_images::finish(&mut meta.space);
         if store.superblock.borrow().count_log.pages == 0 {
             count_log_flush::postpone_count_log(store);
         }
-        let is_held = meta.space.view().is_some();
+        let is_held = view_counts::view(&meta.space).is_some();
         if let Some(roots) = seen.filter(|_| !is_held) {
             view::show(store, &mut meta, roots);
         }
@@ -505,16 +481,20 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
         store.generations.barrier().await;
     }
     // A plan made before the freeze may have published one of these pages since.
-    let freed = if planted(Bug::DiscardAfterReuse) { freed } else { store.meta.borrow().space.still_free(freed) };
+    let freed = if planted(Bug::DiscardAfterReuse) {
+        freed
+    } else {
+        count_images::still_free(&store.meta.borrow().space, freed)
+    };
     let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
     store.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
     store.counters.checkpoints.add(1);
     // A view of an older checkpoint may still read them.
-    let freed = if is_held { store.meta.borrow_mut().space.withhold(freed) } else { freed };
+    let freed = if is_held { view_counts::withhold(&mut store.meta.borrow_mut().space, freed) } else { freed };
     view::discard_freed(store, &freed).await;
     let holds_too_much = {
         let mut meta = store.meta.borrow_mut();
-        meta.space.release(freed);
+        count_images::release(&mut meta.space, freed);
         meta.space.withheld() > meta.space.available()
     };
     if holds_too_much {
@@ -522,7 +502,37 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
     }
     store.full.set(false);
     store.space_changed.notify();
-    store.reap_soon();
-    store.gather_soon();
+    store.hooks.reap_soon();
+    store.hooks.gather_soon();
+    Ok(())
+}
+
+/// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
+pub async fn next_checkpoint<D: Device>(store: &Rc<Store<D>>) {
+    start_checkpoint(store);
+    store.wait_checkpoint_end().await;
+}
+
+/// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
+/// groups of earlier opens.
+pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    if store.active.get() {
+        return Ok(());
+    }
+    let _alone = store.superblock_lock.lock(0..1, LockMode::Exclusive).await;
+    if store.active.get() {
+        return Ok(());
+    }
+    let next = {
+        let old = store.superblock.borrow();
+        Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
+    };
+    // What recovery read may be in a volatile cache only.
+    store.flush_device().await?;
+    store.meta.borrow_mut().journal.incarnation = next.incarnation;
+    write_superblock(store, &next).await?;
+    store.active.set(true);
+    // It may have waited for space, and no checkpoint did.
+    store.host_enospc.unblock();
     Ok(())
 }

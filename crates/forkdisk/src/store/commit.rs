@@ -15,6 +15,7 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
+use crate::store::checkpoint;
 use crate::store::host_enospc;
 use crate::store::times;
 use crate::sync::Event;
@@ -45,13 +46,8 @@ pub struct Commits {
 impl<D: Device> Store<D> {
     /// Makes everything published and every acknowledged write durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
-        self.reset_background_mark();
+        reset_background_mark(&self);
         next_commit(self).await
-    }
-
-    /// Counts the interval of background commits from here.
-    pub fn reset_background_mark(&self) {
-        self.commits.background_mark.set(self.meta.borrow().journal.recorded());
     }
 
     /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
@@ -159,14 +155,14 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
 
 async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     store.check_failed()?;
-    store.activate().await?;
+    checkpoint::activate(store).await?;
     times::record_times_along(store);
     // No await between the last check and taking the records.
     loop {
         if !store.meta.borrow().journal.fits() {
             store.host_enospc.while_journal_is_full(store.clone().patient_checkpoint()).await?;
-        } else if store.has_unflushed_snapshots() {
-            store.flush_snapshotted_origins().await?;
+        } else if store.hooks.has_unflushed_snapshots() {
+            store.hooks.flush_snapshotted_origins().await?;
         } else {
             break;
         }
@@ -194,7 +190,7 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
     }
     store.meta.borrow_mut().journal.committed(taken.next);
-    store.gather_soon();
+    store.hooks.gather_soon();
     if store.commits.sealing.take() { seal(store).await } else { Ok(()) }
 }
 
@@ -231,4 +227,9 @@ async fn write_groups<D: Device>(store: &Store<D>, groups: Outgoing) -> Result<(
         }
         (buf, waited) = (again, true);
     }
+}
+
+/// Counts the interval of background commits from here.
+pub fn reset_background_mark<D: Device>(store: &Store<D>) {
+    store.commits.background_mark.set(store.meta.borrow().journal.recorded());
 }

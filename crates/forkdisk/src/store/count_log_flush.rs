@@ -14,6 +14,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::Superblock;
 use crate::planted::{Bug, planted};
+use crate::space::count_images;
+use crate::space::count_log;
 use crate::store::checkpoint;
 use crate::sync::Event;
 use crate::types::PAGE_SIZE;
@@ -55,8 +57,8 @@ fn is_count_log_due<D: Device>(store: &Store<D>) -> bool {
     let meta = store.meta.borrow();
     let written = data_written(store) - store.count_log_flush.written.get();
     // A new length of the pool is for the next checkpoint to write.
-    meta.space.log_is_half_full()
-        && written >= meta.space.logged_leaves() * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
+    count_log::log_is_half_full(&meta.space)
+        && written >= count_log::logged_leaves(&meta.space) * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
         && meta.size() == store.superblock.borrow().size
 }
 
@@ -82,15 +84,15 @@ pub(super) async fn wait_count_log_flush<D: Device>(store: &Store<D>) {
 }
 
 async fn flush_count_log<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
-    store.activate().await?;
+    checkpoint::activate(store).await?;
     if !is_count_log_due(store) {
         return Ok(());
     }
-    store.meta.borrow_mut().space.begin_log_flush();
+    count_images::begin_log_flush(&mut store.meta.borrow_mut().space);
     let counted = match checkpoint::write_counts(store).await {
         Ok(counted) => counted,
         Err(_) => {
-            store.meta.borrow_mut().space.abort_log_flush();
+            count_images::abort_log_flush(&mut store.meta.borrow_mut().space);
             postpone_count_log(store);
             return store.check_failed();
         }
@@ -104,7 +106,7 @@ async fn flush_count_log<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         Superblock { generation: old.generation + 1, counts, count_log, large_counts, ..old.clone() }
     };
     checkpoint::write_superblock(store, &superblock).await?;
-    store.meta.borrow_mut().space.end_log_flush();
+    count_images::end_log_flush(&mut store.meta.borrow_mut().space);
     postpone_count_log(store);
     // A page that nothing refers to any more may still be read.
     store.generations.barrier().await;

@@ -20,7 +20,7 @@ impl<D: Device> Store<D> {
             {
                 self.fail(error);
                 // The state of the data that records map is unknown from here on.
-                self.end_volatile();
+                super::end_volatile(self);
             }
             outcome
         };

@@ -23,6 +23,8 @@ use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::runtime::yield_now;
 use crate::space::Runs;
+use crate::space::pending_free;
+use crate::space::view_counts;
 use crate::store::view;
 use crate::sync::Event;
 use crate::types::Block;
@@ -231,7 +233,7 @@ pub async fn retry_journal_until_space<D: Device>(store: &Store<D>, error: Error
 /// Discards freed data that stays free whatever happens. Returns whether there was any.
 async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
     // The walk of a view needs no checkpoint to end.
-    if !store.options.discard || store.meta.borrow().space.view().is_some() {
+    if !store.options.discard || view_counts::view(&store.meta.borrow().space).is_some() {
         return Ok(false);
     }
     let dead = pending_free_data(store).await?;
@@ -249,13 +251,14 @@ async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
     store.generations.barrier().await;
     let dead = store
         .retry_no_alloc(|meta| {
-            let mut dead = meta.space.still_pending(&dead).map_err(|miss| Failure::Stop(miss.into()))?;
+            let mut dead =
+                pending_free::still_pending(&mut meta.space, &dead).map_err(|miss| Failure::Stop(miss.into()))?;
             let journal = &mut meta.journal;
             let durable = if planted(Bug::DeadDiscardedBeforeDurable) { u64::MAX } else { journal.durable_seq() };
             dead.retain(|&(first, pages)| {
-                meta.space.lost_until(first.block()) <= durable && journal.may_overwrite(first, pages)
+                meta.space.lost_until(first.block()) <= durable && journal.checksums.may_overwrite(first, pages)
             });
-            meta.space.mark_discarded(&dead);
+            pending_free::mark_discarded(&mut meta.space, &dead);
             Ok(dead)
         })
         .await?;
@@ -268,7 +271,9 @@ async fn pending_free_data<D: Device>(store: &Store<D>) -> Result<Runs> {
     let (mut dead, mut pages, mut from) = (Runs::new(), 0, Some(Block(0)));
     while let Some(block) = from.filter(|_| pages < EARLY_FREE_PAGES) {
         let (more, next) = store
-            .retry_no_alloc(|meta| meta.space.pending_free_runs(block).map_err(|miss| Failure::Stop(miss.into())))
+            .retry_no_alloc(|meta| {
+                pending_free::pending_free_runs(&mut meta.space, block).map_err(|miss| Failure::Stop(miss.into()))
+            })
             .await?;
         pages += more.iter().map(|&(_, pages)| pages).sum::<u64>();
         dead.extend(more);

@@ -61,7 +61,7 @@ fn begin_interval<D: Device>(store: &Rc<Store<D>>) {
             left = length.saturating_sub(age);
             if left.is_zero() {
                 left = length;
-                if let Some(hooks) = store.hooks() {
+                if let Some(hooks) = store.hooks.get() {
                     hooks.flush_origins().await;
                 }
                 // An error has failed the pool; the next request returns it.

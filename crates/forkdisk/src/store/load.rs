@@ -15,6 +15,7 @@ use crate::map::{Entries, Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space;
+use crate::space::tree;
 use crate::store::view;
 use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
 
@@ -86,7 +87,7 @@ impl<D: Device> Store<D> {
                 Err(Failure::Stop(stop)) => {
                     misses += 1;
                     if misses == PIN_AFTER_MISSES {
-                        _held = Some(self.pin_caches());
+                        _held = Some(pin_caches(self));
                     }
                     // The page to be loaded must not be reused before it was read.
                     let _plan = self.generations.enter();
@@ -126,21 +127,13 @@ impl<D> Drop for CachePin<'_, D> {
 }
 
 impl<D: Device> Store<D> {
-    /// Lets the caches of tables and counts exceed their limits for a change that needs many pages at once.
-    fn pin_caches(&self) -> CachePin<'_, D> {
-        let mut meta = self.meta.borrow_mut();
-        meta.tables.hold(true);
-        meta.space.hold(true);
-        CachePin(self)
-    }
-
     /// Like [`retry_no_alloc`](Self::retry_no_alloc) for an attempt that needs more tables and counts at once
     /// than the cache may hold: those of a family and of 256 pages.
     pub async fn retry_pinned<T>(
         &self,
         attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let _held = self.pin_caches();
+        let _held = pin_caches(self);
         self.retry_no_alloc(attempt).await
     }
 }
@@ -220,7 +213,7 @@ async fn load_counts<D: Device>(store: &Store<D>, miss: space::Miss) -> Result<(
         // Reading data needs no counts: without them nothing is allocated or freed.
         Err(flaw) if store.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
             let meta = &mut *store.meta.borrow_mut();
-            meta.space.lose(miss);
+            tree::lose(&mut meta.space, miss);
             meta.lost_counts.push(flaw);
             Ok(())
         }
@@ -241,7 +234,7 @@ async fn read_counts<D: Device>(store: &Store<D>, miss: space::Miss) -> Result<(
         return Err(damaged("its checksum does not match"));
     }
     let counts = CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
-    store.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
+    tree::loaded(&mut store.meta.borrow_mut().space, miss, counts).map_err(|e| damaged(&e))
 }
 
 /// Loads the page that `stop` names; waits if it is being loaded already.
@@ -266,4 +259,12 @@ pub async fn load<D: Device>(store: &Store<D>, stop: Stop) -> std::result::Resul
     store.loading.borrow_mut().remove(&page);
     store.loaded.notify();
     outcome.map_err(EditError::Error)
+}
+
+/// Lets the caches of tables and counts exceed their limits for a change that needs many pages at once.
+fn pin_caches<D: Device>(store: &Store<D>) -> CachePin<'_, D> {
+    let mut meta = store.meta.borrow_mut();
+    meta.tables.hold(true);
+    meta.space.hold(true);
+    CachePin(store)
 }

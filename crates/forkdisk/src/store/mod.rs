@@ -5,25 +5,26 @@
 //! checkpoints. What only layers above can do is called through [`Hooks`].
 
 mod checkpoint;
-mod commit;
+pub mod commit;
 mod count_log_flush;
 pub mod events;
 mod flush;
 mod heartbeat;
+mod hooks;
 mod host_enospc;
 mod interval;
 mod load;
 pub mod open;
 mod options;
-mod publish;
+pub mod publish;
 mod replay;
 mod takeover;
 pub mod times;
 pub mod view;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use crate::copier::Copier;
 use crate::counters::PoolCounters;
@@ -31,37 +32,20 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::journal::invalidate;
-use crate::runtime::{LocalFuture, Runtime};
+use crate::runtime::Runtime;
 use crate::sync::{Event, Flushes, Generations, RangeLocks};
-use crate::types::{PageAddr, VolumeId};
+use crate::types::PageAddr;
 
 use crate::catalog::Catalog;
 use crate::live::LiveVolumes;
 pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
+pub use hooks::{Hooks, StoreHooks};
 pub use host_enospc::HostShortage;
 pub use load::{EditError, REPAIR_HINT, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
 pub use options::{LowWater, OpenOptions, Recovery, WhenFull};
 pub use view::{Root, View, roots_of};
-
-/// Calls from the store and from volumes to the layers above them.
-pub trait Hooks {
-    /// Whether origins have to be flushed before records of new snapshots become durable.
-    fn has_unflushed_snapshots(&self) -> bool;
-    /// Flushes them. Snapshots of an origin whose flush fails are deleted with the same commit.
-    fn flush_snapshotted_origins(&self) -> LocalFuture<Result<()>>;
-    /// Flushes origins that were written.
-    fn flush_origins(&self) -> LocalFuture<()>;
-    /// Waits until all deleted space is free and reusable.
-    fn wait_freed(&self) -> LocalFuture<Result<()>>;
-    /// There may be space of deleted volumes to free.
-    fn reap_soon(&self);
-    /// There may be pages to gather.
-    fn gather_soon(&self);
-    /// `copy` has just become a clone of `source`.
-    fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId);
-}
 
 /// The device of an open pool, its catalog, and what writes the one to the other.
 pub struct Store<D> {
@@ -72,7 +56,7 @@ pub struct Store<D> {
     /// State of open volumes.
     pub live: RefCell<LiveVolumes>,
     /// The layers above.
-    pub hooks: OnceCell<Weak<dyn Hooks>>,
+    pub hooks: StoreHooks,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
     pub copier: Copier<D>,
@@ -140,13 +124,6 @@ impl<D: Device> Store<D> {
         Ok(())
     }
 
-    /// Invalidates the volatile log of this open.
-    pub fn end_volatile(&self) {
-        if let Some(log) = self.options.volatile.as_ref().filter(|log| log.write) {
-            invalidate(&log.memory);
-        }
-    }
-
     /// Fails the pool: nothing is acknowledged from now on.
     pub fn fail(&self, cause: &Error) -> Error {
         let error = match self.closing.get() && cause.is_full_host() {
@@ -161,50 +138,11 @@ impl<D: Device> Store<D> {
         self.reaped.notify();
         error
     }
+}
 
-    /// The layers above; none while the pool is being opened or dropped.
-    fn hooks(&self) -> Option<Rc<dyn Hooks>> {
-        self.hooks.get().and_then(Weak::upgrade)
-    }
-
-    /// Whether origins have to be flushed before records of new snapshots become durable.
-    fn has_unflushed_snapshots(&self) -> bool {
-        self.hooks().is_some_and(|hooks| hooks.has_unflushed_snapshots())
-    }
-
-    /// Before records become durable: flushes the origins of new snapshots.
-    async fn flush_snapshotted_origins(&self) -> Result<()> {
-        match self.hooks().filter(|hooks| hooks.has_unflushed_snapshots()) {
-            Some(hooks) => hooks.flush_snapshotted_origins().await,
-            None => Ok(()),
-        }
-    }
-
-    /// Waits until all deleted space is free and reusable.
-    pub async fn wait_freed(&self) -> Result<()> {
-        match self.hooks() {
-            Some(hooks) => hooks.wait_freed().await,
-            None => Ok(()),
-        }
-    }
-
-    /// Starts freeing space of deleted volumes if there is some.
-    pub fn reap_soon(&self) {
-        if let Some(hooks) = self.hooks() {
-            hooks.reap_soon();
-        }
-    }
-
-    /// `copy` has just become a clone of `source`.
-    pub fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId) {
-        if let Some(hooks) = self.hooks() {
-            hooks.note_cloned(catalog, source, copy);
-        }
-    }
-
-    fn gather_soon(&self) {
-        if let Some(hooks) = self.hooks() {
-            hooks.gather_soon();
-        }
+/// Invalidates the volatile log of this open.
+pub fn end_volatile<D: Device>(store: &Store<D>) {
+    if let Some(log) = store.options.volatile.as_ref().filter(|log| log.write) {
+        invalidate(&log.memory);
     }
 }

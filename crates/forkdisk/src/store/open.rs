@@ -1,6 +1,6 @@
 //! Formatting, opening, recovering and closing a pool.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
@@ -24,10 +24,14 @@ use super::heartbeat;
 use super::load::DIRECTORY_SEED;
 use super::{OpenOptions, REPAIR_HINT, Recovery, Store};
 use crate::catalog::{Catalog, Failure};
+use crate::space::alloc;
+use crate::space::count_images;
+use crate::space::count_log;
 use crate::store::checkpoint;
 use crate::store::commit;
 use crate::store::count_log_flush;
 use crate::store::load;
+use crate::store::publish;
 use crate::store::replay;
 use crate::store::takeover;
 use crate::store::times;
@@ -85,12 +89,13 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
     let mut space = Space::new(layout, options.uuid, vec![none; layout.count_nodes(3) as usize]);
     let first = Block(2);
     (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
-    space.freeze();
+    count_images::freeze(&mut space);
     let io = |e| Error::io("writing a new pool", e);
     // Flushes succeed while the host file system is full, since the journal is allocated.
     device.allocate(first.first_page().offset(), blocks * BLOCK_SIZE).await.map_err(io)?;
     let counted = loop {
-        let step = space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
+        let step = count_images::checkpoint_step(&mut space, 64)
+            .map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
         match step {
             Step::Done(counted) => break counted,
             Step::Write(pages) => {
@@ -149,7 +154,9 @@ impl<D: Device> Store<D> {
         let mut space = Space::with_cache(layout, superblock.checksum_uuid, superblock.counts.clone(), cache);
         space.set_large_counts(superblock.large_counts);
         let log = read_count_log(&device, superblock).await;
-        let log = log.and_then(|log| space.use_log(superblock.count_log, &log).map_err(|e| damaged_count_log(&e)));
+        let log = log.and_then(|log| {
+            count_log::use_log(&mut space, superblock.count_log, &log).map_err(|e| damaged_count_log(&e))
+        });
         let uncounted = match log {
             Err(flaw) if options.read_only => Some(flaw),
             outcome => outcome.map(|()| None)?,
@@ -197,7 +204,7 @@ impl<D: Device> Store<D> {
         };
         meta.dirty_state(options.dirty);
         if let Some(stripe) = device.stripe() {
-            meta.space.set_stripe(stripe);
+            alloc::set_stripe(&mut meta.space, stripe);
         }
         let device = Rc::new(device);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
@@ -207,7 +214,7 @@ impl<D: Device> Store<D> {
             options,
             meta: RefCell::new(meta),
             live: Default::default(),
-            hooks: OnceCell::new(),
+            hooks: Default::default(),
             superblock: RefCell::new(superblock),
             copier,
             generations: Default::default(),
@@ -356,36 +363,6 @@ async fn read_count_log<D: Device>(device: &D, superblock: &Superblock) -> Resul
     Ok(buf.to_vec())
 }
 
-impl<D: Device> Store<D> {
-    /// Loads the directory.
-    pub async fn load_directory(&self) -> Result<()> {
-        let pages = self.superblock.borrow().directory_pages;
-        let uuid = self.superblock.borrow().checksum_uuid;
-        let pool_pages = self.meta.borrow().space.layout().pages();
-        for number in 0..pages {
-            let entry = self
-                .retry_no_alloc(|meta| {
-                    let at = VirtualPage(number);
-                    let run =
-                        lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;
-                    let slot = at.index();
-                    let Some((page, _)) = run.data else { return Ok(None) };
-                    let leaf = leaf_checksum(meta, at, slot)?;
-                    Ok(Some((page, leaf)))
-                })
-                .await?;
-            let records = match entry {
-                None => vec![None; SLOTS_PER_PAGE],
-                Some((page, sum)) => read_directory_page(self, uuid, page, sum, pool_pages).await?,
-            };
-            let loaded = self.meta.borrow_mut().directory.load_page(number, records);
-            loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
-        }
-        self.meta.borrow_mut().directory.take_changed();
-        Ok(())
-    }
-}
-
 /// Checksum in the leaf of the directory map that refers to page `at`.
 fn leaf_checksum(catalog: &mut Catalog, at: VirtualPage, slot: usize) -> std::result::Result<u32, Failure> {
     let (mut entry, mut level) = (catalog.directory_map.root, catalog.directory_map.level);
@@ -405,7 +382,7 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     // Recovery may take long.
     heartbeat::begin_heartbeat(store);
     let clean = store.superblock.borrow().clean;
-    store.load_directory().await?;
+    load_directory(store).await?;
     let mut recovery = Recovery { clean, ..Recovery::default() };
     let mut unsealed = false;
     let start = store.meta.borrow().journal.next();
@@ -429,28 +406,27 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             takeover::commit_left_behind(store).await?;
         } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
             // The next recovery must accept the same groups, whatever their pages hold then.
-            store.activate().await?;
+            checkpoint::activate(store).await?;
             commit::seal(store).await?;
         }
         if store.superblock_flaw.borrow().is_some() {
             // Writes both.
-            store.activate().await?;
+            checkpoint::activate(store).await?;
             store.superblock_flaw.take();
         }
         takeover::begin_volatile(store).await?;
     }
     store.recovery.set(recovery);
     store.opened.set(true);
-    store.delete_orphans()?;
-    store.reap_soon();
-    store.gather_soon();
+    publish::delete_orphans(store)?;
+    store.hooks.reap_soon();
+    store.hooks.gather_soon();
     Ok(())
 }
 
 /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Later requests are
 /// refused.
 pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
-    let store = store;
     if store.options.read_only {
         store.closed.set(true);
         return Ok(());
@@ -478,7 +454,7 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     }
     store.closed.set(true);
     // Not earlier: until the superblock is marked clean, recovery after a kill needs it.
-    store.end_volatile();
+    super::end_volatile(store);
     heartbeat::end_heartbeat(store).await
 }
 
@@ -502,4 +478,31 @@ async fn read_directory_page<D: Device>(
         return Err(damaged("its checksum does not match"));
     }
     decode_directory_page(&bytes, pool_pages).map_err(|e| damaged(&e))
+}
+
+/// Loads the directory.
+pub async fn load_directory<D: Device>(store: &Store<D>) -> Result<()> {
+    let pages = store.superblock.borrow().directory_pages;
+    let uuid = store.superblock.borrow().checksum_uuid;
+    let pool_pages = store.meta.borrow().space.layout().pages();
+    for number in 0..pages {
+        let entry = store
+            .retry_no_alloc(|meta| {
+                let at = VirtualPage(number);
+                let run = lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;
+                let slot = at.index();
+                let Some((page, _)) = run.data else { return Ok(None) };
+                let leaf = leaf_checksum(meta, at, slot)?;
+                Ok(Some((page, leaf)))
+            })
+            .await?;
+        let records = match entry {
+            None => vec![None; SLOTS_PER_PAGE],
+            Some((page, sum)) => read_directory_page(store, uuid, page, sum, pool_pages).await?,
+        };
+        let loaded = store.meta.borrow_mut().directory.load_page(number, records);
+        loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
+    }
+    store.meta.borrow_mut().directory.take_changed();
+    Ok(())
 }

@@ -42,15 +42,6 @@ impl<D: Device> Store<D> {
         Ok(value)
     }
 
-    /// Grows the device to at least `size` bytes, durably.
-    pub async fn lengthen(&self, size: u64) -> Result<()> {
-        if self.device.len() >= size {
-            return Ok(());
-        }
-        self.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
-        self.flush_device().await
-    }
-
     /// Properties of a volume.
     pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
@@ -67,13 +58,6 @@ impl<D: Device> Store<D> {
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
         Ok(self.info_of(&meta, &meta.directory.find(name)?.record))
-    }
-
-    /// The copier's client for a volume, if that exists.
-    pub fn copy_client(&self, id: VolumeId) -> Option<Rc<Client>> {
-        let meta = self.meta.borrow();
-        let record = &meta.directory.get(id)?.record;
-        Some(self.live.borrow_mut().activity_or_create(record).copies.clone())
     }
 
     /// Open handles of a volume.
@@ -104,31 +88,6 @@ impl<D: Device> Store<D> {
         self.checkpoint_soon();
         Ok(value)
     }
-
-    /// Called at the last close of a volume: drops its live state, and deletes it if it was removed.
-    pub fn last_closed(self: &Rc<Self>, id: VolumeId) {
-        let is_orphan = |meta: &Catalog| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
-        if let Ok(mut live) = self.live.try_borrow_mut() {
-            live.release(id);
-        }
-        // Otherwise the next open of the pool deletes it.
-        if self.check_writable().is_ok()
-            && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
-            && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
-        {
-            self.reap_soon();
-        }
-    }
-
-    /// Deletes volumes that were removed and still open at the last use of the pool.
-    pub fn delete_orphans(self: &Rc<Self>) -> Result<()> {
-        let orphan = |v: &&CatalogEntry| v.record.state == VolumeState::Orphan;
-        let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
-        if ids.is_empty() || self.options.read_only || planted(Bug::OrphansOutliveCrash) {
-            return Ok(());
-        }
-        self.note(|_| Ok((Record::Delete { ids }, ())))
-    }
 }
 
 /// Applies the effect of a record to open volumes.
@@ -147,4 +106,45 @@ fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
         Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
         _ => {}
     }
+}
+
+/// Grows the device to at least `size` bytes, durably.
+pub async fn lengthen<D: Device>(store: &Store<D>, size: u64) -> Result<()> {
+    if store.device.len() >= size {
+        return Ok(());
+    }
+    store.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
+    store.flush_device().await
+}
+
+/// The copier's client for a volume, if that exists.
+pub fn copy_client<D: Device>(store: &Store<D>, id: VolumeId) -> Option<Rc<Client>> {
+    let meta = store.meta.borrow();
+    let record = &meta.directory.get(id)?.record;
+    Some(store.live.borrow_mut().activity_or_create(record).copies.clone())
+}
+
+/// Called at the last close of a volume: drops its live state, and deletes it if it was removed.
+pub fn last_closed<D: Device>(store: &Rc<Store<D>>, id: VolumeId) {
+    let is_orphan = |meta: &Catalog| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
+    if let Ok(mut live) = store.live.try_borrow_mut() {
+        live.release(id);
+    }
+    // Otherwise the next open of the pool deletes it.
+    if store.check_writable().is_ok()
+        && store.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
+        && store.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
+    {
+        store.hooks.reap_soon();
+    }
+}
+
+/// Deletes volumes that were removed and still open at the last use of the pool.
+pub fn delete_orphans<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+    let orphan = |v: &&CatalogEntry| v.record.state == VolumeState::Orphan;
+    let ids: Vec<VolumeId> = store.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
+    if ids.is_empty() || store.options.read_only || planted(Bug::OrphansOutliveCrash) {
+        return Ok(());
+    }
+    store.note(|_| Ok((Record::Delete { ids }, ())))
 }

@@ -13,6 +13,7 @@ use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{DataChecksum, Decoded, JournalGroup, Record, data_checksum, decode_group, find_group};
 use crate::planted::{Bug, planted};
+use crate::space::alloc;
 use crate::types::{PAGE_SIZE, PageAddr};
 
 /// Bytes read at once during replay.
@@ -203,7 +204,9 @@ async fn take_place<D: Device>(store: &Store<D>, to: PageAddr, len: u64) -> Resu
     if !inside {
         return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
     }
-    store.retry_no_alloc(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
+    store
+        .retry_no_alloc(|meta| alloc::mark_allocated(&mut meta.space, to, len).map_err(|m| Failure::Stop(m.into())))
+        .await
 }
 
 async fn read_journal<D: Device>(store: &Store<D>, position: u64, len: u64) -> Result<Vec<u8>> {

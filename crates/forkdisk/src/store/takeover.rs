@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::journal::{RecoveredRecord, invalidate, recover};
 use crate::planted::{Bug, planted};
+use crate::store::checkpoint;
 use crate::store::replay;
 
 /// Applies the records that the journal does not have; returns their number.
@@ -59,7 +60,7 @@ pub(super) async fn begin_volatile<D: Device>(store: &Rc<Store<D>>) -> Result<()
         invalidate(&log.memory);
         return Ok(());
     }
-    store.activate().await?;
+    checkpoint::activate(store).await?;
     store.meta.borrow_mut().journal.write_volatile(log);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! ([`space::view_counts`](crate::space)). Checkpoints and writers never wait for a view: one that holds too
 //! much is ended, which its walk notices at the next step. There is one view at a time; further ones wait.
 
+use crate::store::checkpoint;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -13,6 +14,7 @@ use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{MapEntry, Superblock, TreeRoot, VolumeState};
+use crate::space::view_counts;
 use crate::sync::RangeLocks;
 use crate::types::{PAGE_SIZE, PageAddr, VolumeId};
 
@@ -81,7 +83,7 @@ pub async fn begin_view<D: Device>(store: &Rc<Store<D>>) -> Result<View> {
         }
         let next = async {
             store.check_writable()?;
-            store.next_checkpoint().await;
+            checkpoint::next_checkpoint(store).await;
             Ok(())
         };
         store.unless_full(next).await.inspect_err(|_| store.views.wanted.set(false))?;
@@ -101,7 +103,7 @@ pub fn show<D: Device>(store: &Store<D>, meta: &mut Catalog, mut roots: Vec<Root
         root.kept.entry = meta.tables.resolve_addr(root.kept.entry);
     }
     let superblock = store.superblock.borrow();
-    let number = meta.space.begin_view();
+    let number = view_counts::begin_view(&mut meta.space);
     store.views.wanted.set(false);
     *store.views.begun.borrow_mut() =
         Some(View { number, roots, superblock: superblock.clone(), used: meta.space.used_by_checkpoint() });
@@ -115,13 +117,13 @@ pub async fn end_view<D: Device>(store: &Store<D>) -> bool {
         }
         return true;
     }
-    let runs = store.meta.borrow_mut().space.end_view();
+    let runs = view_counts::end_view(&mut store.meta.borrow_mut().space);
     if runs.is_empty() {
         return false;
     }
     store.views.releasing.set(true);
     discard_freed(store, &runs).await;
-    store.meta.borrow_mut().space.release_withheld(runs);
+    view_counts::release_withheld(&mut store.meta.borrow_mut().space, runs);
     store.views.releasing.set(false);
     store.space_changed.notify();
     true

@@ -48,8 +48,7 @@ impl<D: Device> Upkeep<D> {
             this: this.clone(),
             gathering: Default::default(),
         });
-        let hooks: Weak<dyn Hooks> = upkeep.this.clone();
-        assert!(store.hooks.set(hooks).is_ok(), "a store has one upkeep");
+        store.hooks.connect(upkeep.this.clone());
         upkeep
     }
 }

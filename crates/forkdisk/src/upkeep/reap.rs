@@ -39,7 +39,7 @@ impl<D: Device> Upkeep<D> {
         let Some(upkeep) = self.this.upgrade() else { return };
         self.store.runtime.spawn(Box::pin(async move {
             // A closing pool refuses the requests of the reaper; the next open continues.
-            if let Err(error) = upkeep.reap().await
+            if let Err(error) = reap(&upkeep).await
                 && !upkeep.store.closed.get()
             {
                 upkeep.store.fail(&error);
@@ -50,145 +50,10 @@ impl<D: Device> Upkeep<D> {
         }));
     }
 
-    /// A closing pool leaves the work to the next open, unless closing needs the space that only this frees.
-    fn may_reap(&self) -> bool {
-        let goes_on = !self.store.closing.get() || self.store.full.get();
-        goes_on && !self.store.closed.get() && self.store.failed.borrow().is_none()
-    }
-
-    async fn reap(self: &Rc<Self>) -> Result<()> {
-        loop {
-            if !self.may_reap() {
-                return Ok(());
-            }
-            // A wait for space on the host may end by what is freed here.
-            self.store.unless_blocked(self.store.wait_below_dirty_limit()).await.or_else(ignore_no_space)?;
-            let turn = self.reap_lock.lock(0..1, LockMode::Exclusive).await;
-            let work = next_work(&self.store.meta.borrow());
-            match work {
-                None => return Ok(()),
-                Some(ReapWork::Dead(id)) => self.reap_dead(id).await?,
-                // On a full pool it continues after a checkpoint has returned space.
-                Some(ReapWork::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
-                Some(ReapWork::Tail(_)) => {}
-            }
-            drop(turn);
-            yield_now().await;
-        }
-    }
-
-    async fn reap_dead(&self, id: VolumeId) -> Result<()> {
-        for _ in 0..PIECES_PER_TURN {
-            let done = self
-                .store
-                .retry_no_alloc(|meta| {
-                    let Some(volume) = meta.directory.change(id) else { return Ok(true) };
-                    if planted(Bug::DeleteKeepsCounts) {
-                        return Ok(true);
-                    }
-                    // The record of the deletion was published before.
-                    let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
-                    let mut editor = Editor {
-                        tables: &mut meta.tables,
-                        space: &mut meta.space,
-                        epoch: meta.epoch,
-                        until,
-                        confirmed,
-                    };
-                    let of_origin = volume.record.origin_record.is_some();
-                    let done = editor.reap_step(&mut volume.record)?;
-                    if done && !planted(Bug::ReapedRootStays) {
-                        // Exceptions may take more steps: a checkpoint in between must not point to freed
-                        // tables.
-                        volume.record.root = MapEntry::ABSENT;
-                    }
-                    match done {
-                        true if of_origin => exceptions::release_origin(meta, id),
-                        true => exceptions::release_exceptions(meta, id),
-                        false => Ok(false),
-                    }
-                })
-                .await?;
-            if done {
-                let mut meta = self.store.meta.borrow_mut();
-                if meta.directory.get(id).is_some() {
-                    meta.directory.remove(id);
-                    self.store.counters.reaped.add(1);
-                    self.gathering.forget(id);
-                }
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    /// Unmaps from the new end to the old one. Holes are skipped as a whole without a record, so a turn can
-    /// restart at the new end: no cursor is stored. False if there is no space for the tables that have to be
-    /// changed.
-    async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
-        let (mut seen, mut at, mut tried) = (None, 0, false);
-        for _ in 0..PIECES_PER_TURN {
-            let step = self
-                .store
-                .retry_on_miss(|meta| {
-                    let _ = meta.reserve(Need::Step)?;
-                    let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
-                    if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
-                        return Ok(true);
-                    }
-                    if seen != Some((record.size, record.shared_at)) {
-                        // Shrunk again, or replaced, meanwhile.
-                        seen = Some((record.size, record.shared_at));
-                        at = pages_of(record.size);
-                    }
-                    let (end, mapped) = (pages_of(record.trim_end), record.referenced);
-                    let mut from = at;
-                    while at < end && record.referenced == mapped {
-                        from = at;
-                        at = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?.0;
-                    }
-                    if record.referenced == mapped {
-                        record.trim_end = 0;
-                        meta.directory.update_tail(id);
-                        return Ok(true);
-                    }
-                    meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
-                    Ok(false)
-                })
-                .await;
-            match step {
-                Ok(true) => return Ok(true),
-                Ok(false) => tried = false,
-                Err(EditError::NoSpace) if tried => return Ok(false),
-                Err(EditError::NoSpace) => {
-                    tried = true;
-                    self.store
-                        .unless_blocked(self.store.clone().patient_checkpoint())
-                        .await
-                        .or_else(ignore_no_space)?;
-                }
-                Err(EditError::Error(e)) => return Err(e),
-            }
-        }
-        Ok(true)
-    }
-
     /// Waits until all deleted space is free and reusable; returns ENOSPC when the host file system is full,
     /// though the work goes on.
     pub async fn free_deleted(self: Rc<Self>) -> Result<()> {
-        self.store.unless_blocked(self.clone().free_everything()).await
-    }
-
-    async fn free_everything(self: Rc<Self>) -> Result<()> {
-        self.start_reaping();
-        while self.store.reaping.get() {
-            self.store.reaped.wait().await;
-        }
-        self.store.check_writable()?;
-        self.store.clone().checkpoint().await?;
-        // The first may have been frozen before the last piece was freed; tables it replaced come with the
-        // next.
-        self.store.clone().checkpoint().await
+        self.store.unless_blocked(free_everything(self.clone())).await
     }
 }
 
@@ -200,4 +65,135 @@ pub fn ignore_no_space(error: Error) -> Result<()> {
 fn next_work(meta: &Catalog) -> Option<ReapWork> {
     let directory = &meta.directory;
     directory.first_dead().map(ReapWork::Dead).or_else(|| directory.first_tail().map(ReapWork::Tail))
+}
+
+/// A closing pool leaves the work to the next open, unless closing needs the space that only this frees.
+fn may_reap<D: Device>(upkeep: &Upkeep<D>) -> bool {
+    let goes_on = !upkeep.store.closing.get() || upkeep.store.full.get();
+    goes_on && !upkeep.store.closed.get() && upkeep.store.failed.borrow().is_none()
+}
+
+async fn reap<D: Device>(upkeep: &Rc<Upkeep<D>>) -> Result<()> {
+    loop {
+        if !may_reap(upkeep) {
+            return Ok(());
+        }
+        // A wait for space on the host may end by what is freed here.
+        upkeep.store.unless_blocked(upkeep.store.wait_below_dirty_limit()).await.or_else(ignore_no_space)?;
+        let turn = upkeep.reap_lock.lock(0..1, LockMode::Exclusive).await;
+        let work = next_work(&upkeep.store.meta.borrow());
+        match work {
+            None => return Ok(()),
+            Some(ReapWork::Dead(id)) => reap_dead(upkeep, id).await?,
+            // On a full pool it continues after a checkpoint has returned space.
+            Some(ReapWork::Tail(id)) if !reap_tail(upkeep, id).await? => return Ok(()),
+            Some(ReapWork::Tail(_)) => {}
+        }
+        drop(turn);
+        yield_now().await;
+    }
+}
+
+async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
+    for _ in 0..PIECES_PER_TURN {
+        let done = upkeep
+            .store
+            .retry_no_alloc(|meta| {
+                let Some(volume) = meta.directory.change(id) else { return Ok(true) };
+                if planted(Bug::DeleteKeepsCounts) {
+                    return Ok(true);
+                }
+                // The record of the deletion was published before.
+                let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
+                let mut editor =
+                    Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
+                let of_origin = volume.record.origin_record.is_some();
+                let done = editor.reap_step(&mut volume.record)?;
+                if done && !planted(Bug::ReapedRootStays) {
+                    // Exceptions may take more steps: a checkpoint in between must not point to freed
+                    // tables.
+                    volume.record.root = MapEntry::ABSENT;
+                }
+                match done {
+                    true if of_origin => exceptions::release_origin(meta, id),
+                    true => exceptions::release_exceptions(meta, id),
+                    false => Ok(false),
+                }
+            })
+            .await?;
+        if done {
+            let mut meta = upkeep.store.meta.borrow_mut();
+            if meta.directory.get(id).is_some() {
+                meta.directory.remove(id);
+                upkeep.store.counters.reaped.add(1);
+                upkeep.gathering.forget(id);
+            }
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Unmaps from the new end to the old one. Holes are skipped as a whole without a record, so a turn can
+/// restart at the new end: no cursor is stored. False if there is no space for the tables that have to be
+/// changed.
+async fn reap_tail<D: Device>(upkeep: &Rc<Upkeep<D>>, id: VolumeId) -> Result<bool> {
+    let (mut seen, mut at, mut tried) = (None, 0, false);
+    for _ in 0..PIECES_PER_TURN {
+        let step = upkeep
+            .store
+            .retry_on_miss(|meta| {
+                let _ = meta.reserve(Need::Step)?;
+                let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
+                if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
+                    return Ok(true);
+                }
+                if seen != Some((record.size, record.shared_at)) {
+                    // Shrunk again, or replaced, meanwhile.
+                    seen = Some((record.size, record.shared_at));
+                    at = pages_of(record.size);
+                }
+                let (end, mapped) = (pages_of(record.trim_end), record.referenced);
+                let mut from = at;
+                while at < end && record.referenced == mapped {
+                    from = at;
+                    at = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?.0;
+                }
+                if record.referenced == mapped {
+                    record.trim_end = 0;
+                    meta.directory.update_tail(id);
+                    return Ok(true);
+                }
+                meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
+                Ok(false)
+            })
+            .await;
+        match step {
+            Ok(true) => return Ok(true),
+            Ok(false) => tried = false,
+            Err(EditError::NoSpace) if tried => return Ok(false),
+            Err(EditError::NoSpace) => {
+                tried = true;
+                upkeep
+                    .store
+                    .unless_blocked(upkeep.store.clone().patient_checkpoint())
+                    .await
+                    .or_else(ignore_no_space)?;
+            }
+            Err(EditError::Error(e)) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+async fn free_everything<D: Device>(upkeep: Rc<Upkeep<D>>) -> Result<()> {
+    upkeep.start_reaping();
+    while upkeep.store.reaping.get() {
+        upkeep.store.reaped.wait().await;
+    }
+    upkeep.store.check_writable()?;
+    upkeep.store.clone().checkpoint().await?;
+    // The first may have been frozen before the last piece was freed; tables it replaced come with the
+    // next.
+    upkeep.store.clone().checkpoint().await
 }

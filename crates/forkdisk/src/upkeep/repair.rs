@@ -14,13 +14,16 @@ use std::rc::Rc;
 use smallvec::smallvec;
 
 use super::Upkeep;
+use super::check::tally;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CountEntry, CountLog, Layout, SUPERBLOCK_PAGES, Superblock};
 use crate::origin::Origins;
 use crate::planted::{Bug, planted};
 use crate::runtime::Runtime;
+use crate::space::count_images;
 use crate::space::{Space, Step};
+use crate::store::open;
 use crate::store::{OpenOptions, OpenedPool, Store, read_superblock};
 use crate::types::{PAGE_SIZE, PageAddr};
 
@@ -55,9 +58,9 @@ pub async fn plan_repair<D: Device>(device: D, runtime: Rc<dyn Runtime>) -> Resu
         || Space::new(layout, superblock.checksum_uuid, vec![CountEntry::default(); layout.count_nodes(3) as usize]);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     let store = Store::assemble(device, runtime, options, OpenedPool { flaw: None, ..found }, nothing())?;
-    store.load_directory().await?;
+    open::load_directory(&store).await?;
     let upkeep = Upkeep::new(&store, &Origins::new(&store));
-    let tally = upkeep.walk(async |walk| upkeep.tally(walk).await).await?;
+    let tally = upkeep.walk(async |walk| tally(&upkeep, walk).await).await?;
     if let [first, more @ ..] = &tally.report.damage[..] {
         let more = if more.is_empty() { String::new() } else { format!(" (and {} places more)", more.len()) };
         let why = format!(
@@ -79,11 +82,11 @@ pub async fn plan_repair<D: Device>(device: D, runtime: Rc<dyn Runtime>) -> Resu
         }
         space.set_counts(block, counts);
     }
-    space.freeze();
+    count_images::freeze(&mut space);
     let mut replacements = Vec::new();
     let counted = loop {
         let missing = |_| Error::new(ErrorKind::Corrupt, "new counts are missing");
-        match space.checkpoint_step(COUNT_PAGES_PER_STEP).map_err(missing)? {
+        match count_images::checkpoint_step(&mut space, COUNT_PAGES_PER_STEP).map_err(missing)? {
             Step::Write(pages) => replacements.extend(pages.into_iter().map(|(at, bytes)| (at.offset(), bytes))),
             Step::Done(counted) => break counted,
         }

@@ -58,91 +58,11 @@ impl<D: Device> Upkeep<D> {
         let count = async |walk: &Walk| {
             let mut freed = Vec::with_capacity(lists.len());
             for ids in &lists {
-                freed.push(upkeep.release_all(walk, ids).await?);
+                freed.push(release_all(upkeep, walk, ids).await?);
             }
             Ok(freed)
         };
         upkeep.walk(count).await
-    }
-
-    async fn release_all(&self, walk: &Walk, ids: &BTreeSet<VolumeId>) -> Result<u64> {
-        let mut given = ReleasedRefs::default();
-        let mut todo: Vec<(MapEntry, u8)> = Vec::new();
-        let mut missing = ids.clone();
-        for root in walk.roots.iter().filter(|root| !root.is_dead && ids.contains(&root.id)) {
-            missing.remove(&root.id);
-            if !root.entry.is_absent() {
-                todo.push((root.entry, root.level));
-            }
-        }
-        if !missing.is_empty() {
-            return Err(deleted_error());
-        }
-        while let Some((entry, level)) = todo.pop() {
-            self.release_table(walk, entry, level, &mut given, &mut todo).await?;
-        }
-        Ok((given.freed + self.origins.exceptions_freed_by(ids).await?) * PAGE_SIZE as u64)
-    }
-
-    /// Subtracts a reference to a table; with the last one, its entries are released, too.
-    async fn release_table(
-        &self,
-        walk: &Walk,
-        entry: MapEntry,
-        level: u8,
-        given: &mut ReleasedRefs,
-        todo: &mut Vec<(MapEntry, u8)>,
-    ) -> Result<()> {
-        let at = self.store.meta.borrow().tables.resolve(entry.table_ref());
-        let count = self.references_to(walk, at, given).await?;
-        let gone = given.tables.entry(at).or_default();
-        *gone += 1;
-        if *gone < count {
-            return Ok(());
-        }
-        given.freed += 1;
-        for &child in self.table_of(walk, entry, level).await?.iter() {
-            match child.kind() {
-                Kind::Table => todo.push((child, level - 1)),
-                Kind::Page => {
-                    let (page, block) = (child.addr(), child.addr().block());
-                    self.loaded_counts(walk, block, given).await?;
-                    given.blocks.entry(block).or_default().pages[page.index()] += 1;
-                    given.freed += u64::from(given.is_free(block, page.index()));
-                }
-                Kind::Block => {
-                    let block = child.addr().block();
-                    self.loaded_counts(walk, block, given).await?;
-                    given.blocks.entry(block).or_default().whole += 1;
-                    given.freed += (0..BLOCK_PAGES as usize).filter(|&i| given.is_free(block, i)).count() as u64;
-                }
-                Kind::Absent | Kind::Unknown(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// References to a table.
-    async fn references_to(&self, walk: &Walk, at: TableRef, given: &mut ReleasedRefs) -> Result<u32> {
-        let unplaced = self.store.meta.borrow().tables.refs(at);
-        match (at.page(), unplaced) {
-            (_, Some(refs)) if walk.is_of_memory() => Ok(refs),
-            (Some(page), _) => {
-                let counts = self.loaded_counts(walk, page.block(), given).await?;
-                Ok(counts.pages[page.index()])
-            }
-            (None, _) => Err(changed_error()),
-        }
-    }
-
-    /// Loads the counts of a block. After scattered writes each entry may be in another block: then other
-    /// tasks run in between.
-    async fn loaded_counts<'g>(&self, walk: &Walk, block: Block, given: &'g mut ReleasedRefs) -> Result<&'g Counts> {
-        if given.last.as_ref().is_none_or(|(last, _)| *last != block) {
-            yield_now().await;
-            given.last = Some((block, self.counts_of(walk, block).await?));
-        }
-        Ok(given.last.as_ref().map(|(_, counts)| counts).expect("brought"))
     }
 }
 
@@ -153,4 +73,94 @@ impl ReleasedRefs {
         let (Some(counted), Some(given)) = (counted, self.blocks.get(&block)) else { return false };
         given.whole == counted.whole && given.pages[index] == counted.pages[index]
     }
+}
+
+async fn release_all<D: Device>(upkeep: &Upkeep<D>, walk: &Walk, ids: &BTreeSet<VolumeId>) -> Result<u64> {
+    let mut given = ReleasedRefs::default();
+    let mut todo: Vec<(MapEntry, u8)> = Vec::new();
+    let mut missing = ids.clone();
+    for root in walk.roots.iter().filter(|root| !root.is_dead && ids.contains(&root.id)) {
+        missing.remove(&root.id);
+        if !root.entry.is_absent() {
+            todo.push((root.entry, root.level));
+        }
+    }
+    if !missing.is_empty() {
+        return Err(deleted_error());
+    }
+    while let Some((entry, level)) = todo.pop() {
+        release_table(upkeep, walk, entry, level, &mut given, &mut todo).await?;
+    }
+    Ok((given.freed + upkeep.origins.exceptions_freed_by(ids).await?) * PAGE_SIZE as u64)
+}
+
+/// Subtracts a reference to a table; with the last one, its entries are released, too.
+async fn release_table<D: Device>(
+    upkeep: &Upkeep<D>,
+    walk: &Walk,
+    entry: MapEntry,
+    level: u8,
+    given: &mut ReleasedRefs,
+    todo: &mut Vec<(MapEntry, u8)>,
+) -> Result<()> {
+    let at = upkeep.store.meta.borrow().tables.resolve(entry.table_ref());
+    let count = references_to(upkeep, walk, at, given).await?;
+    let gone = given.tables.entry(at).or_default();
+    *gone += 1;
+    if *gone < count {
+        return Ok(());
+    }
+    given.freed += 1;
+    for &child in upkeep.table_of(walk, entry, level).await?.iter() {
+        match child.kind() {
+            Kind::Table => todo.push((child, level - 1)),
+            Kind::Page => {
+                let (page, block) = (child.addr(), child.addr().block());
+                loaded_counts(upkeep, walk, block, given).await?;
+                given.blocks.entry(block).or_default().pages[page.index()] += 1;
+                given.freed += u64::from(given.is_free(block, page.index()));
+            }
+            Kind::Block => {
+                let block = child.addr().block();
+                loaded_counts(upkeep, walk, block, given).await?;
+                given.blocks.entry(block).or_default().whole += 1;
+                given.freed += (0..BLOCK_PAGES as usize).filter(|&i| given.is_free(block, i)).count() as u64;
+            }
+            Kind::Absent | Kind::Unknown(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// References to a table.
+async fn references_to<D: Device>(
+    upkeep: &Upkeep<D>,
+    walk: &Walk,
+    at: TableRef,
+    given: &mut ReleasedRefs,
+) -> Result<u32> {
+    let unplaced = upkeep.store.meta.borrow().tables.refs(at);
+    match (at.page(), unplaced) {
+        (_, Some(refs)) if walk.is_of_memory() => Ok(refs),
+        (Some(page), _) => {
+            let counts = loaded_counts(upkeep, walk, page.block(), given).await?;
+            Ok(counts.pages[page.index()])
+        }
+        (None, _) => Err(changed_error()),
+    }
+}
+
+/// Loads the counts of a block. After scattered writes each entry may be in another block: then other
+/// tasks run in between.
+async fn loaded_counts<'g, D: Device>(
+    upkeep: &Upkeep<D>,
+    walk: &Walk,
+    block: Block,
+    given: &'g mut ReleasedRefs,
+) -> Result<&'g Counts> {
+    if given.last.as_ref().is_none_or(|(last, _)| *last != block) {
+        yield_now().await;
+        given.last = Some((block, upkeep.counts_of(walk, block).await?));
+    }
+    Ok(given.last.as_ref().map(|(_, counts)| counts).expect("brought"))
 }

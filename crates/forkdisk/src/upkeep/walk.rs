@@ -15,6 +15,7 @@ use crate::format::{Layout, MapEntry};
 use crate::planted::{Bug, planted};
 use crate::runtime::yield_now;
 use crate::space::Counts;
+use crate::space::view_counts;
 use crate::store::view;
 use crate::store::{Root, View, changed_error, damaged_table_error, roots_of};
 use crate::sync::LockMode;
@@ -126,7 +127,7 @@ impl<D: Device> Upkeep<D> {
     pub fn check_unchanged(&self, meta: &Catalog, walk: &Walk) -> std::result::Result<(), Failure> {
         let is_same = match &walk.source {
             WalkSource::Memory(then) => self.moment(meta) == *then,
-            WalkSource::View(number) => meta.space.view() == Some(*number),
+            WalkSource::View(number) => view_counts::view(&meta.space) == Some(*number),
         };
         if is_same { Ok(()) } else { Err(Failure::Changed) }
     }
@@ -171,7 +172,9 @@ impl<D: Device> Upkeep<D> {
             .retry_no_alloc(|meta| {
                 self.check_unchanged(meta, walk)?;
                 let counts = match walk.source {
-                    WalkSource::View(_) if !planted(Bug::ViewTakesNewCounts) => meta.space.view_counts(block),
+                    WalkSource::View(_) if !planted(Bug::ViewTakesNewCounts) => {
+                        view_counts::view_counts(&mut meta.space, block)
+                    }
                     _ => meta.space.block_counts(block),
                 };
                 counts.map_err(|m| Failure::Stop(m.into()))

@@ -26,6 +26,7 @@ use super::fault::{Fault, WritePlan};
 use super::pending_write::{PendingWrite, is_mergeable};
 use crate::catalog::{Catalog, Failure, pages_of};
 use crate::live::{CopyPart, InflightBreak, QuotaClaims};
+use crate::space::alloc;
 
 /// Covered pages are read nevertheless if that saves a request, up to this many pages: a request costs the
 /// disks of docs/benchmarks.md as much as 80 to 120 KiB.
@@ -133,7 +134,7 @@ impl WritePlan {
             };
             let mut at = extent.start;
             while at < extent.end {
-                let (to, len) = match meta.space.alloc_data(want(at), &reserved) {
+                let (to, len) = match alloc::alloc_data(&mut meta.space, want(at), &reserved) {
                     Ok(found) => found,
                     Err(refusal) => return Some(refusal),
                 };
@@ -144,7 +145,7 @@ impl WritePlan {
         });
         let Some(refusal) = refused else { return Ok(Some(faults)) };
         // The attempt is repeated or nothing is copied: return what was allocated.
-        faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
+        faults.iter().for_each(|fault| alloc::return_pages(&mut meta.space, fault.to, fault.len));
         match refusal {
             Refusal::NoSpace => Ok(None),
             Refusal::Miss(miss) => Err(Failure::Stop(miss.into())),

@@ -19,8 +19,10 @@ use crate::space::Need;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
+use crate::catalog::directory::descent;
 use crate::catalog::{Catalog, Failure};
 use crate::live::{QuotaClaim, QuotaClaims};
+use crate::space::alloc;
 
 /// Most pieces of a chunk that are looked up to find where it lies.
 const MAX_LOOKUPS: usize = 16;
@@ -97,7 +99,7 @@ impl WritePlan {
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE_BYTES) - page) {
                 Ok(Run { data: Some((addr, birth)), len })
                     if birth > record.shared_at
-                        && meta.journal.may_overwrite(addr, len)
+                        && meta.journal.checksums.may_overwrite(addr, len)
                         && meta.watched.note(addr, len) =>
                 {
                     self.in_place(addr, len);
@@ -146,7 +148,7 @@ impl WritePlan {
             let page = VirtualPage(self.next / PAGE_BYTES);
             let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
             let max = if whole { self.whole_pages(page) } else { 1 };
-            let held = meta.directory.last_shared_at(id);
+            let held = descent::last_shared_at(&meta.directory, id);
             let checkpoint = meta.checkpoint_pages();
             let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
@@ -165,7 +167,7 @@ impl WritePlan {
             let beside = if alone { None } else { self.neighbour_place(&mut editor, record, hole) };
             let mut moved = false;
             if let Some((addr, _)) = run.data.filter(|_| alone) {
-                moved = !meta.journal.may_overwrite(addr, len);
+                moved = !meta.journal.checksums.may_overwrite(addr, len);
                 alone = !moved && meta.watched.note(addr, len);
             }
             match run.data {
@@ -180,7 +182,7 @@ impl WritePlan {
                     meta.space.find_reserved(&reserved).map_err(Stop::from)?;
                     let write = self.start / PAGE_BYTES..self.end();
                     let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
-                    let (to, n) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
+                    let (to, n) = alloc::alloc_data(&mut meta.space, want, &reserved).map_err(Stop::from)?;
                     if old.is_none() {
                         self.claim.add(claims, n);
                     }
@@ -196,7 +198,7 @@ impl WritePlan {
     /// Computes the checksums of new pages where the next commit can use them; `segments` of `bytes` are
     /// about to be written.
     pub fn checksum_data(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
-        for fault in self.faults.iter_mut().filter(|fault| !fault.relocated && journal.wants_sum(fault.len)) {
+        for fault in self.faults.iter_mut().filter(|fault| !fault.relocated && journal.checksums.wants(fault.len)) {
             let (from, len) = (fault.to.offset(), fault.len * PAGE_BYTES);
             let whole = segments.iter().find(|s| s.offset <= from && from + len <= s.offset + s.len as u64);
             fault.sum = whole.map(|s| {

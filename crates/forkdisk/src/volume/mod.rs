@@ -31,6 +31,7 @@ use crate::catalog::{Catalog, VolumeInfo};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
 use crate::store::deleted_error;
+use crate::store::publish;
 use crate::store::times;
 use crate::store::{Hooks, Store};
 use backing::Backing;
@@ -76,7 +77,7 @@ impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
         self.live.open.set(self.live.open.get() - 1);
         if self.live.open.get() == 0 {
-            self.store.last_closed(self.id);
+            publish::last_closed(&self.store, self.id);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
 use super::fault::WritePlan;
+use crate::space::alloc;
 use crate::store::events;
 use crate::store::{EditError, WhenFull, no_space_error};
 
@@ -147,7 +148,7 @@ impl<D: Device> Volume<D> {
             drop(guard);
             // Pages that recovery may verify are relocated, unless space is short: a sealed commit allows to
             // overwrite them.
-            if !std::mem::replace(&mut sealed, true) && self.store.meta.borrow().journal.holds_pages() {
+            if !std::mem::replace(&mut sealed, true) && self.store.meta.borrow().journal.checksums.holds_pages() {
                 self.restart(work);
                 self.store.commit_sealed().await?;
                 continue;
@@ -174,7 +175,7 @@ impl<D: Device> Volume<D> {
     /// Returns the pages that the plan was given.
     fn return_pages(&self, work: &PendingWrite) {
         let mut meta = self.store.meta.borrow_mut();
-        work.plan.faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
+        work.plan.faults.iter().for_each(|fault| alloc::return_pages(&mut meta.space, fault.to, fault.len));
     }
 
     /// Waits until there may be space: for the earlier writes without space, for a checkpoint that returns

@@ -16,6 +16,7 @@ use super::Volume;
 use super::backing::Backing;
 use super::fault::WritePlan;
 use super::pending_write::PendingWrite;
+use crate::space::alloc;
 use crate::store::HostShortage;
 use crate::store::events;
 
@@ -159,7 +160,7 @@ impl<D: Device> Volume<D> {
         drop((guard, lock));
         if let Err(e) = &result {
             // On a full pool the write that needs space starts the checkpoint.
-            self.store.meta.borrow_mut().space.write_off(work.plan.unpublished());
+            alloc::write_off(&mut self.store.meta.borrow_mut().space, work.plan.unpublished());
             self.store.full.set(self.store.full.get() || e.is_full_host());
         }
         work.complete_merged(&result);

@@ -3,8 +3,8 @@
 //! It is in memory as a whole (about 2.5 KiB per volume or snapshot). On the device each record has a slot of
 //! 512 bytes; a checkpoint writes the pages whose slots changed.
 
-mod descent;
-mod names;
+pub mod descent;
+pub mod names;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -234,7 +234,7 @@ impl Directory {
     /// Marks a volume as dead: its name is free. That is durable once the journal is up to `until`.
     pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
-        self.inherit_source(id);
+        descent::inherit_source(self, id);
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");
         volume.record.state = VolumeState::Dead;

@@ -29,70 +29,9 @@ impl Directory {
         moved.iter().for_each(|(id, name)| self.rename(*id, name));
     }
 
-    /// Whether every name in the folder may begin with `to` instead of `from`.
-    pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
-        let within = format!("{from}/");
-        let names = self.names.range((NO_VOLUME, within.as_str().into())..);
-        let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
-        inside.try_for_each(|((_, name), &id)| {
-            let name = format!("{to}{}", &name[from.len()..]);
-            check_volume_name(&name)?;
-            match self.get(id).filter(|v| v.record.origin_record.is_some()) {
-                Some(CatalogEntry { record, .. }) => {
-                    let identity = record.stamp.as_ref().map(|stamp| &*stamp.device);
-                    check_origin_text(&name, &record.origin, identity)
-                }
-                None => Ok(()),
-            }
-        })
-    }
-
     /// Returns a number that changes whenever a name is added or removed.
     pub fn names_version(&self) -> u64 {
         self.names_version
-    }
-
-    /// Iterates over the volumes whose names come behind `after`, in the order of their names.
-    fn volumes_after(&self, after: &str) -> impl Iterator<Item = (&str, VolumeId)> {
-        let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
-        let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
-        all.filter(|(_, id)| self.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
-    }
-
-    /// Returns names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its
-    /// snapshots: those behind the name `after`, whether that name exists or not.
-    pub fn names_after(&self, after: &str, most: usize, snapshots: bool) -> Vec<String> {
-        let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
-            let behind = self.names.range((Bound::Excluded((volume, after.into())), Bound::Unbounded));
-            let all = behind.take_while(|((parent, _), _)| *parent == volume && snapshots);
-            let all = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
-            all.take(most).map(|((_, snapshot), _)| format!("{name}@{snapshot}")).collect()
-        };
-        let (volume, snapshot) = after.split_once('@').unwrap_or((after, ""));
-        let mut names = match self.names.get(&(NO_VOLUME, volume.into())) {
-            Some(&id) => of(id, volume, snapshot),
-            None => Vec::new(),
-        };
-        for (name, id) in self.volumes_after(volume) {
-            if names.len() >= most {
-                break;
-            }
-            names.push(name.to_string());
-            names.extend(of(id, name, ""));
-        }
-        names.truncate(most);
-        names
-    }
-
-    /// Returns the last names of snapshots of a volume in the order of names, at most `most`, without the
-    /// volume's.
-    pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
-        let Some(&id) = self.names.get(&(NO_VOLUME, volume.into())) else { return Vec::new() };
-        let all = self.names.range((id, "".into())..(VolumeId(id.0 + 1), "".into())).rev();
-        let seen = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
-        let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.to_string()).collect();
-        names.reverse();
-        names
     }
 
     /// Returns `volume` or `volume@snapshot`, if it exists and is visible.
@@ -122,41 +61,7 @@ impl Directory {
 
     /// Whether there is anything in the folder `name`.
     pub fn has_children(&self, name: &str) -> bool {
-        self.next_child(name, "").is_some()
-    }
-
-    /// Returns the first name directly in `folder` that is not before `from`, and how it was found.
-    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
-        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}").into())..);
-        all.find_map(|((parent, name), id)| {
-            if *parent != NO_VOLUME || !name.starts_with(&prefix) {
-                return Some(None);
-            }
-            let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
-            let rest = &name[prefix.len()..];
-            Some(Some(match rest.split_once('/') {
-                Some((child, _)) => (child, Found::Inside),
-                None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
-                None => (rest, Found::Volume),
-            }))
-        })
-        .flatten()
-    }
-
-    /// Returns everything directly in `folder` (empty: the root), each with whether it is a folder.
-    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
-        let (mut out, mut from) = (Vec::new(), String::new());
-        while let Some((child, found)) = self.next_child(folder, &from) {
-            // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
-            from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
-            let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
-            // A folder with a record comes before what is in it, with other names in between.
-            if found != Found::Inside || self.folder(&path).is_none() {
-                out.push((child.to_string(), found != Found::Volume));
-            }
-        }
-        out
+        next_child(self, name, "").is_some()
     }
 
     /// Returns the name as users see it.
@@ -239,6 +144,101 @@ pub fn check_volume_name(name: &str) -> Result<()> {
     name.split('/').try_for_each(|part| check_part(part, name))
 }
 
+/// Whether every name in the folder may begin with `to` instead of `from`.
+pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> {
+    let within = format!("{from}/");
+    let names = directory.names.range((NO_VOLUME, within.as_str().into())..);
+    let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
+    inside.try_for_each(|((_, name), &id)| {
+        let name = format!("{to}{}", &name[from.len()..]);
+        check_volume_name(&name)?;
+        match directory.get(id).filter(|v| v.record.origin_record.is_some()) {
+            Some(CatalogEntry { record, .. }) => {
+                let identity = record.stamp.as_ref().map(|stamp| &*stamp.device);
+                check_origin_text(&name, &record.origin, identity)
+            }
+            None => Ok(()),
+        }
+    })
+}
+
+/// Iterates over the volumes whose names come behind `after`, in the order of their names.
+fn volumes_after<'a>(directory: &'a Directory, after: &str) -> impl Iterator<Item = (&'a str, VolumeId)> + use<'a> {
+    let behind = directory.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
+    let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
+    all.filter(|(_, id)| directory.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
+}
+
+/// Returns names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its
+/// snapshots: those behind the name `after`, whether that name exists or not.
+pub fn names_after(directory: &Directory, after: &str, most: usize, snapshots: bool) -> Vec<String> {
+    let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
+        let behind = directory.names.range((Bound::Excluded((volume, after.into())), Bound::Unbounded));
+        let all = behind.take_while(|((parent, _), _)| *parent == volume && snapshots);
+        let all = all.filter(|(_, id)| directory.get(**id).is_some_and(|v| !v.pending));
+        all.take(most).map(|((_, snapshot), _)| format!("{name}@{snapshot}")).collect()
+    };
+    let (volume, snapshot) = after.split_once('@').unwrap_or((after, ""));
+    let mut names = match directory.names.get(&(NO_VOLUME, volume.into())) {
+        Some(&id) => of(id, volume, snapshot),
+        None => Vec::new(),
+    };
+    for (name, id) in volumes_after(directory, volume) {
+        if names.len() >= most {
+            break;
+        }
+        names.push(name.to_string());
+        names.extend(of(id, name, ""));
+    }
+    names.truncate(most);
+    names
+}
+
+/// Returns the last names of snapshots of a volume in the order of names, at most `most`, without the
+/// volume's.
+pub fn last_snapshot_names(directory: &Directory, volume: &str, most: usize) -> Vec<String> {
+    let Some(&id) = directory.names.get(&(NO_VOLUME, volume.into())) else { return Vec::new() };
+    let all = directory.names.range((id, "".into())..(VolumeId(id.0 + 1), "".into())).rev();
+    let seen = all.filter(|(_, id)| directory.get(**id).is_some_and(|v| !v.pending));
+    let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.to_string()).collect();
+    names.reverse();
+    names
+}
+
+/// Returns the first name directly in `folder` that is not before `from`, and how it was found.
+fn next_child<'a>(directory: &'a Directory, folder: &str, from: &str) -> Option<(&'a str, Found)> {
+    let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+    let mut all = directory.names.range((NO_VOLUME, format!("{prefix}{from}").into())..);
+    all.find_map(|((parent, name), id)| {
+        if *parent != NO_VOLUME || !name.starts_with(&prefix) {
+            return Some(None);
+        }
+        let volume = directory.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+        let rest = &name[prefix.len()..];
+        Some(Some(match rest.split_once('/') {
+            Some((child, _)) => (child, Found::Inside),
+            None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
+            None => (rest, Found::Volume),
+        }))
+    })
+    .flatten()
+}
+
+/// Returns everything directly in `folder` (empty: the root), each with whether it is a folder.
+pub fn children(directory: &Directory, folder: &str) -> Vec<(String, bool)> {
+    let (mut out, mut from) = (Vec::new(), String::new());
+    while let Some((child, found)) = next_child(directory, folder, &from) {
+        // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
+        from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
+        let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
+        // A folder with a record comes before what is in it, with other names in between.
+        if found != Found::Inside || directory.folder(&path).is_none() {
+            out.push((child.to_string(), found != Found::Volume));
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,7 +295,7 @@ mod tests {
         for most in 1..10 {
             let (mut names, mut after) = (Vec::new(), String::new());
             loop {
-                let piece = d.names_after(&after, most, true);
+                let piece = names_after(&d, &after, most, true);
                 let Some(last) = piece.last() else { break };
                 assert!(piece.len() <= most);
                 after = last.clone();
@@ -303,12 +303,12 @@ mod tests {
             }
             assert_eq!(names, all, "in pieces of {most}");
         }
-        assert_eq!(d.names_after("", 2, false), ["a", "a-b"]);
-        assert_eq!(d.names_after("a", 9, false), ["a-b", "e/x", "f"]);
-        assert_eq!(d.names_after("a@15", 2, true), ["a@2", "a-b"], "behind one that has gone");
-        assert_eq!(d.names_after("b@1", 2, true), ["e/x", "e/x@s"]);
+        assert_eq!(names_after(&d, "", 2, false), ["a", "a-b"]);
+        assert_eq!(names_after(&d, "a", 9, false), ["a-b", "e/x", "f"]);
+        assert_eq!(names_after(&d, "a@15", 2, true), ["a@2", "a-b"], "behind one that has gone");
+        assert_eq!(names_after(&d, "b@1", 2, true), ["e/x", "e/x@s"]);
         d.show(VolumeId(13));
-        assert_eq!(d.names_after("f", 2, true), ["f@t"]);
+        assert_eq!(names_after(&d, "f", 2, true), ["f@t"]);
         assert!(d.names_version() > version);
     }
 
@@ -317,7 +317,7 @@ mod tests {
         let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
         let all = |folder: &str| -> Vec<String> {
             let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
-            d.children(folder).into_iter().map(mark).collect()
+            children(&d, folder).into_iter().map(mark).collect()
         };
         assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);
         assert_eq!(
@@ -334,7 +334,7 @@ mod tests {
         assert!(["x/y/b", "x/y/c/d", "ab", "a.b/c"].iter().all(|name| d.find(name).is_ok()));
         assert!(d.folder("x/y").is_some() && d.folder("a").is_none() && d.find("a/b").is_err());
         let long = "n".repeat(253);
-        assert!(d.check_renamed("x/y", "z").is_ok() && d.check_renamed("x/y", &long).is_err());
+        assert!(check_renamed(&d, "x/y", "z").is_ok() && check_renamed(&d, "x/y", &long).is_err());
     }
 
     #[test]

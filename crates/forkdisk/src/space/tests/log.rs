@@ -1,6 +1,12 @@
 //! Counts that are kept by a log.
 
 use super::*;
+use crate::space::alloc;
+use crate::space::contiguous;
+use crate::space::count_images;
+use crate::space::count_log;
+use crate::space::tree;
+use crate::space::view_counts;
 
 /// A space that keeps a log, and the state of its device.
 struct Logging {
@@ -14,7 +20,7 @@ impl Logging {
         let layout = Layout::new(mib << 20);
         let counted = WrittenCounts { roots: vec![CountEntry::default()], log: CountLog::default(), large: false };
         let mut space = Space::new(layout, [1; 16], counted.roots.clone());
-        space.use_log(counted.log, &[]).expect("none yet");
+        count_log::use_log(&mut space, counted.log, &[]).expect("none yet");
         Logging { space, pages: BTreeMap::new(), counted }
     }
 
@@ -26,8 +32,7 @@ impl Logging {
                 Err(miss) => {
                     let Miss::Count { node, page, .. } = miss;
                     let bytes = &self.pages[&page.0];
-                    self.space
-                        .loaded(miss, CountPage::from_bytes(node.level, bytes).expect("valid"))
+                    tree::loaded(&mut self.space, miss, CountPage::from_bytes(node.level, bytes).expect("valid"))
                         .expect("it makes sense");
                 }
             }
@@ -36,21 +41,21 @@ impl Logging {
 
     /// Writes a checkpoint; returns the number of pages it wrote.
     fn checkpoint(&mut self) -> usize {
-        self.space.freeze();
+        count_images::freeze(&mut self.space);
         self.write()
     }
 
     fn write(&mut self) -> usize {
         self.write_until(|space| {
-            let freed = space.finish();
-            space.release(freed);
+            let freed = count_images::finish(space);
+            count_images::release(space, freed);
         })
     }
 
     fn write_until(&mut self, end: impl FnOnce(&mut Space)) -> usize {
         let mut written = 0;
         loop {
-            match self.ask(|space| space.checkpoint_step(8)) {
+            match self.ask(|space| count_images::checkpoint_step(space, 8)) {
                 Step::Write(pages) => {
                     written += pages.len();
                     self.pages.extend(pages.into_iter().map(|(at, bytes)| (at.0, bytes.to_vec())));
@@ -71,7 +76,7 @@ impl Logging {
         self.space = Space::with_cache(layout, [1; 16], self.counted.roots.clone(), 0);
         self.space.set_large_counts(self.counted.large);
         let log = (0..self.counted.log.pages).flat_map(|i| self.pages[&count_log_page(i).0].clone());
-        self.space.use_log(self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
+        count_log::use_log(&mut self.space, self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
     }
 
     fn counts(&mut self, block: Block) -> Counts {
@@ -189,15 +194,15 @@ fn what_changes_little_in_many_places_takes_one_unit() {
 fn a_log_that_is_to_end_is_in_its_pages_with_the_next_checkpoint() {
     let mut lab = Logging::new(100);
     let one_in_each = |lab: &mut Logging| (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
-    assert!(!lab.space.retire_log(1000), "there is none");
+    assert!(!count_images::retire_log(&mut lab.space, 1000), "there is none");
     one_in_each(&mut lab);
     lab.checkpoint();
     let leaves = lab.counted.log.pages as u64 + 1;
     assert!(lab.counted.log.pages > 0 && leaves < 6, "a segment is less than the leaves");
-    assert!(!lab.space.retire_log(4), "five leaves are more than that");
+    assert!(!count_images::retire_log(&mut lab.space, 4), "five leaves are more than that");
     lab.space.incr_page(Block(2).page(4));
     lab.checkpoint();
-    assert!(lab.counted.log.pages > 0 && lab.space.retire_log(6));
+    assert!(lab.counted.log.pages > 0 && count_images::retire_log(&mut lab.space, 6));
     assert_eq!((lab.checkpoint(), lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
     assert_eq!(
         (lab.counts(Block(2)).pages[3], lab.counts(Block(2)).pages[4], lab.counts(Block(36)).pages[3]),
@@ -230,11 +235,11 @@ fn a_pool_may_grow_by_a_root_while_a_checkpoint_turns_from_the_log_to_pages() {
     lab.checkpoint();
     assert!(lab.counted.log.pages > 0);
     lab.space.incr_page(Block(9).page(2));
-    lab.space.freeze();
+    count_images::freeze(&mut lab.space);
     let after = Layout::new((before.blocks() + 868) << 20);
     assert_eq!((before.count_nodes(3), after.count_nodes(3)), (1, 2));
     lab.space.grow(after);
-    lab.space.write_pages_instead_of_log();
+    count_images::write_pages_instead_of_log(&mut lab.space);
     let written = lab.write();
     assert_eq!((written, lab.counted.roots.len()), (4, 1), "it says what the pool was when it was frozen");
     assert_eq!(lab.counts(Block(9)).pages[1..3], [1, 1]);
@@ -254,7 +259,7 @@ fn a_view_shows_what_was_counted_when_it_began_though_the_log_is_emptied() {
     lab.checkpoint();
     blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
     lab.checkpoint();
-    lab.space.begin_view();
+    view_counts::begin_view(&mut lab.space);
     // The common count above one leaf changes; the other leaf is only moved from the log to its page.
     blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
     lab.checkpoint();
@@ -264,10 +269,10 @@ fn a_view_shows_what_was_counted_when_it_began_though_the_log_is_emptied() {
         lab.checkpoint();
         n += 1;
     }
-    assert_eq!(lab.ask(|space| space.view_counts(Block(2))).pages[1], 1);
-    assert!(blocks(leaf(3)).all(|block| lab.ask(|space| space.view_counts(block)).whole == 2));
+    assert_eq!(lab.ask(|space| view_counts::view_counts(space, Block(2))).pages[1], 1);
+    assert!(blocks(leaf(3)).all(|block| lab.ask(|space| view_counts::view_counts(space, block)).whole == 2));
     assert!(blocks(leaf(3)).all(|block| lab.counts(block).whole == 3));
-    assert_eq!(lab.ask(|space| space.view_counts(Block(30))).pages[0], 0);
+    assert_eq!(lab.ask(|space| view_counts::view_counts(space, Block(30))).pages[0], 0);
 }
 
 #[test]
@@ -283,7 +288,7 @@ fn what_was_touched_and_is_as_it_was_is_not_logged() {
 #[test]
 fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     let mut lab = Logging::new(100);
-    while !lab.space.log_is_half_full() {
+    while !count_log::log_is_half_full(&lab.space) {
         (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
         lab.checkpoint();
     }
@@ -292,13 +297,13 @@ fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     lab.space.incr_page(Block(9).page(3));
     lab.space.decr_page(Block(10).page(3), 0);
     // The first attempt is aborted, as on a host that is full.
-    lab.space.begin_log_flush();
-    assert!(matches!(lab.ask(|space| space.checkpoint_step(2)), Step::Write(pages) if pages.len() == 2));
-    lab.space.abort_log_flush();
+    count_images::begin_log_flush(&mut lab.space);
+    assert!(matches!(lab.ask(|space| count_images::checkpoint_step(space, 2)), Step::Write(pages) if pages.len() == 2));
+    count_images::abort_log_flush(&mut lab.space);
     assert_eq!((lab.counts(Block(9)).pages[3], lab.space.available()), (pages + 1, free));
-    lab.space.begin_log_flush();
+    count_images::begin_log_flush(&mut lab.space);
     lab.space.incr_page(Block(9).page(4));
-    let written = lab.write_until(Space::end_log_flush);
+    let written = lab.write_until(count_images::end_log_flush);
     assert_eq!((written, lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
     assert_eq!(lab.space.available(), free);
     assert_eq!((lab.counts(Block(9)).pages[3], lab.counts(Block(9)).pages[4]), (pages + 1, 1));
@@ -316,16 +321,16 @@ fn emptying_the_log_leaves_in_use_what_came_into_use_behind_the_last_freeze() {
     lab.checkpoint();
     assert!(lab.counted.log.pages > 0);
     // Allocated, and mapped only when the checkpoint has found that nothing refers to it.
-    lab.ask(|space| space.learn_free(Block(50)));
-    assert!(lab.space.take_all([Block(50).page(0)].into_iter(), &Reservation::unchecked()));
-    lab.space.freeze();
+    lab.ask(|space| contiguous::learn_free(space, Block(50)));
+    assert!(contiguous::take_all(&mut lab.space, [Block(50).page(0)].into_iter(), &Reservation::unchecked()));
+    count_images::freeze(&mut lab.space);
     let mut freed = None;
-    lab.write_until(|space| freed = Some(space.finish()));
+    lab.write_until(|space| freed = Some(count_images::finish(space)));
     lab.space.incr_page(Block(50).page(0));
-    lab.space.release(freed.expect("it is finished"));
+    count_images::release(&mut lab.space, freed.expect("it is finished"));
     let free = lab.space.available();
-    lab.space.begin_log_flush();
-    lab.write_until(Space::end_log_flush);
+    count_images::begin_log_flush(&mut lab.space);
+    lab.write_until(count_images::end_log_flush);
     assert_eq!((lab.counted.log.pages, lab.space.available()), (0, free));
 }
 
@@ -337,7 +342,7 @@ fn any_number_of_references_is_counted_and_given_up() {
             lab.space = space();
         }
         let all = lab.space.available();
-        let (page, _) = lab.space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
+        let (page, _) = alloc::alloc_data(&mut lab.space, want(0, 1), &Reservation::unchecked()).expect("space");
         for count in [65_534, 65_535, 65_536, 200_000_u64] {
             let before = u64::from(lab.ask(|space| space.page_count(page)));
             (before..count).for_each(|_| lab.space.incr_page(page));

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use crate::catalog::{Catalog, Failure, pages_of};
 use crate::format::{MovedRun, Record, VolumeRecord, VolumeState};
 use crate::map::{Editor, Family, Movable, Stop, lookup, seams_if, seams_of};
+use crate::space::contiguous;
 use crate::space::{Miss, Need};
 use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
@@ -265,10 +266,12 @@ fn plan_return(catalog: &mut Catalog, movable: &Movable) -> Result<Option<(MoveP
     let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
     mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
     let Some((&home, _)) = blocks.iter().max_by_key(|&(_, n)| *n) else { return Ok(None) };
-    catalog.space.learn_free(home).map_err(Stop::from)?;
+    contiguous::learn_free(&mut catalog.space, home).map_err(Stop::from)?;
     let away: Vec<PageMove> =
         mapped().map(|(slot, page)| (slot, page, home.page(slot))).filter(|(_, page, to)| page != to).collect();
-    let may_go = |&&(slot, page, to): &&PageMove| movable.pages[slot] == Some(page) && catalog.space.is_known_free(to);
+    let may_go = |&&(slot, page, to): &&PageMove| {
+        movable.pages[slot] == Some(page) && contiguous::is_known_free(&catalog.space, to)
+    };
     let steps: Vec<PageMove> = away.iter().filter(may_go).copied().collect();
     let is_all = steps.len() == away.len();
     let plan = MovePlan { steps, target: Target::Return, tables: movable.tables, before: None, follow: 1 };
@@ -283,19 +286,19 @@ pub fn place_gathered(catalog: &mut Catalog, plan: MovePlan) -> Result<Placed, M
     };
     match target {
         Target::Return => {}
-        Target::Block => match catalog.space.block_to_gather(before, follow)? {
+        Target::Block => match contiguous::block_to_gather(&mut catalog.space, before, follow)? {
             Some(block) => steps.iter_mut().for_each(|(slot, _, to)| *to = block.page(*slot)),
             None => return Ok(Placed::NoRoom),
         },
         Target::Run => {
-            let Some(first) = catalog.space.run_to_gather(steps.len() as u64, &reserved)? else {
+            let Some(first) = contiguous::run_to_gather(&mut catalog.space, steps.len() as u64, &reserved)? else {
                 return Ok(Placed::NoRoom);
             };
             steps.iter_mut().zip(first.0..).for_each(|((_, _, to), place)| *to = PageAddr(place));
             return Ok(Placed::Moves(runs(&steps)));
         }
     }
-    let all = catalog.space.take_all(steps.iter().map(|&(_, _, to)| to), &reserved);
+    let all = contiguous::take_all(&mut catalog.space, steps.iter().map(|&(_, _, to)| to), &reserved);
     Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
 }
 

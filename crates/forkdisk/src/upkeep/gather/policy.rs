@@ -13,7 +13,9 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
 use super::super::Upkeep;
 use super::{GatherMode, Outcome};
+use super::{gather_for, next_scattered, wait_space_freed};
 use crate::catalog::{Catalog, check_gather, writable_volume};
+use crate::space::count_images;
 
 /// The pool is idle after this time without reads and writes.
 const IDLE_AFTER: Duration = Duration::from_millis(200);
@@ -170,23 +172,23 @@ impl<D: Device> Upkeep<D> {
             || self.store.options.read_only
             || self.store.closing.get()
             || self.store.failed.borrow().is_some();
-        if idle || self.gathering.running.get() || self.is_resting() {
+        if idle || self.gathering.running.get() || is_resting(self) {
             return;
         }
-        if self.next_to_gather().is_none() {
-            return self.rest();
+        if next_to_gather(self).is_none() {
+            return rest(self);
         }
         self.gathering.running.set(true);
         let Some(upkeep) = self.this.upgrade() else { return };
         self.store.runtime.spawn(Box::pin(async move {
-            while let Some(id) = upkeep.next_to_gather().filter(|_| upkeep.may_gather()) {
+            while let Some(id) = next_to_gather(&upkeep).filter(|_| may_gather(&upkeep)) {
                 let reaped = upkeep.store.counters.reaped.get();
                 let gathered = upkeep.store.counters.gathered.get();
                 // A failure does no harm: the pages stay where they are, until more is due.
-                let is_done = upkeep.gather_by_policy(id).await.is_ok();
+                let is_done = gather_by_policy(&upkeep, id).await.is_ok();
                 let moved = upkeep.store.counters.gathered.get() - gathered;
                 // As above.
-                let _ = upkeep.retire_count_log(moved / PAGE_SIZE as u64).await;
+                let _ = retire_count_log(&upkeep, moved / PAGE_SIZE as u64).await;
                 let seams = upkeep.store.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
                 upkeep.gathering.note_pass(id, seams, reaped, is_done && moved == 0);
             }
@@ -194,97 +196,97 @@ impl<D: Device> Upkeep<D> {
             upkeep.gathering.ended.notify();
         }));
     }
+}
 
-    /// Whether nothing was due at a recent check.
-    fn is_resting(&self) -> bool {
-        let is_resting = self.gathering.resting.get();
-        if is_resting {
-            self.gathering.awaited.set(true);
+/// Whether nothing was due at a recent check.
+fn is_resting<D: Device>(upkeep: &Upkeep<D>) -> bool {
+    let is_resting = upkeep.gathering.resting.get();
+    if is_resting {
+        upkeep.gathering.awaited.set(true);
+    }
+    is_resting
+}
+
+/// Notes that nothing is due. If checking takes long it is not repeated for a while.
+fn rest<D: Device>(upkeep: &Upkeep<D>) {
+    if upkeep.store.meta.borrow().directory.gathering().count() <= MANY_VOLUMES {
+        return;
+    }
+    upkeep.gathering.resting.set(true);
+    // Must not keep the pool open.
+    let (weak, pause) = (upkeep.this.clone(), upkeep.store.runtime.sleep(IDLE_AFTER));
+    upkeep.store.runtime.spawn(Box::pin(async move {
+        pause.await;
+        let Some(upkeep) = weak.upgrade() else { return };
+        upkeep.gathering.resting.set(false);
+        if upkeep.gathering.awaited.take() {
+            upkeep.start_gathering();
         }
-        is_resting
-    }
+    }));
+}
 
-    /// Notes that nothing is due. If checking takes long it is not repeated for a while.
-    fn rest(&self) {
-        if self.store.meta.borrow().directory.gathering().count() <= MANY_VOLUMES {
-            return;
+fn next_to_gather<D: Device>(upkeep: &Upkeep<D>) -> Option<VolumeId> {
+    upkeep.gathering.next(&upkeep.store.meta.borrow(), upkeep.store.counters.reaped.get())
+}
+
+fn may_gather<D: Device>(upkeep: &Upkeep<D>) -> bool {
+    !upkeep.store.closing.get() && !upkeep.store.closed.get() && upkeep.store.failed.borrow().is_none()
+}
+
+/// Notes that this many pages have been moved.
+async fn retire_count_log<D: Device>(upkeep: &Rc<Upkeep<D>>, moved: u64) -> Result<()> {
+    let is_to_end = may_gather(upkeep)
+        && count_images::retire_log(&mut upkeep.store.meta.borrow_mut().space, moved / MOVED_PAGES_PER_LEAF);
+    if is_to_end { upkeep.store.unless_blocked(upkeep.store.clone().checkpoint()).await } else { Ok(()) }
+}
+
+/// Processes a volume once.
+async fn gather_by_policy<D: Device>(upkeep: &Rc<Upkeep<D>>, id: VolumeId) -> Result<()> {
+    let mut at = VirtualPage(0);
+    let (mut last, mut has_taken_back) = (None, false);
+    loop {
+        let policy = upkeep.store.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
+        match policy {
+            None | Some(GatherPolicy::Off) => return Ok(()),
+            Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = wait_idle(upkeep, last).await,
+            Some(GatherPolicy::Above(_)) => {}
         }
-        self.gathering.resting.set(true);
-        // Must not keep the pool open.
-        let (upkeep, pause) = (self.this.clone(), self.store.runtime.sleep(IDLE_AFTER));
-        self.store.runtime.spawn(Box::pin(async move {
-            pause.await;
-            let Some(upkeep) = upkeep.upgrade() else { return };
-            upkeep.gathering.resting.set(false);
-            if upkeep.gathering.awaited.take() {
-                upkeep.start_gathering();
-            }
-        }));
-    }
-
-    fn next_to_gather(&self) -> Option<VolumeId> {
-        self.gathering.next(&self.store.meta.borrow(), self.store.counters.reaped.get())
-    }
-
-    fn may_gather(&self) -> bool {
-        !self.store.closing.get() && !self.store.closed.get() && self.store.failed.borrow().is_none()
-    }
-
-    /// Notes that this many pages have been moved.
-    async fn retire_count_log(self: &Rc<Self>, moved: u64) -> Result<()> {
-        let is_to_end =
-            self.may_gather() && self.store.meta.borrow_mut().space.retire_log(moved / MOVED_PAGES_PER_LEAF);
-        if is_to_end { self.store.unless_blocked(self.store.clone().checkpoint()).await } else { Ok(()) }
-    }
-
-    /// Processes a volume once.
-    async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
-        let mut at = VirtualPage(0);
-        let (mut last, mut has_taken_back) = (None, false);
-        loop {
-            let policy = self.store.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
-            match policy {
-                None | Some(GatherPolicy::Off) => return Ok(()),
-                Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = self.wait_idle(last).await,
-                Some(GatherPolicy::Above(_)) => {}
-            }
-            let way = if policy == Some(GatherPolicy::Auto) { GatherMode::Home } else { GatherMode::ByPolicy };
-            if !self.may_gather() {
-                return Ok(());
-            }
-            if !has_taken_back {
-                self.wait_space_freed().await?;
-                has_taken_back = true;
-            }
-            let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
-            let outcome = self.gather_for(id, next, way).await?;
-            if matches!(outcome, Outcome::NoSpace | Outcome::HostFull) {
-                return Ok(());
-            }
-            at = VirtualPage(next.0 + BLOCK_PAGES);
+        let way = if policy == Some(GatherPolicy::Auto) { GatherMode::Home } else { GatherMode::ByPolicy };
+        if !may_gather(upkeep) {
+            return Ok(());
         }
-    }
-
-    /// Returns the number of requests for the data of volumes so far, without those of gathering.
-    fn activity(&self) -> u64 {
-        let (reads, writes) =
-            (self.store.counters.data_reads.read().count, self.store.counters.data_writes.read().count);
-        reads + writes - self.gathering.requests.get()
-    }
-
-    /// If there were reads or writes since `last`, or `last` is `None`: waits until the pool has been idle
-    /// for a while. Returns the activity at the end.
-    async fn wait_idle(&self, mut last: Option<u64>) -> Option<u64> {
-        while self.may_gather() {
-            let now = Some(self.activity());
-            if now == last {
-                break;
-            }
-            last = now;
-            self.store.runtime.sleep(IDLE_AFTER).await;
+        if !has_taken_back {
+            wait_space_freed(upkeep).await?;
+            has_taken_back = true;
         }
-        last
+        let Some(next) = next_scattered(upkeep, id, at).await? else { return Ok(()) };
+        let outcome = gather_for(upkeep, id, next, way).await?;
+        if matches!(outcome, Outcome::NoSpace | Outcome::HostFull) {
+            return Ok(());
+        }
+        at = VirtualPage(next.0 + BLOCK_PAGES);
     }
+}
+
+/// Returns the number of requests for the data of volumes so far, without those of gathering.
+fn activity<D: Device>(upkeep: &Upkeep<D>) -> u64 {
+    let (reads, writes) =
+        (upkeep.store.counters.data_reads.read().count, upkeep.store.counters.data_writes.read().count);
+    reads + writes - upkeep.gathering.requests.get()
+}
+
+/// If there were reads or writes since `last`, or `last` is `None`: waits until the pool has been idle
+/// for a while. Returns the activity at the end.
+async fn wait_idle<D: Device>(upkeep: &Upkeep<D>, mut last: Option<u64>) -> Option<u64> {
+    while may_gather(upkeep) {
+        let now = Some(activity(upkeep));
+        if now == last {
+            break;
+        }
+        last = now;
+        upkeep.store.runtime.sleep(IDLE_AFTER).await;
+    }
+    last
 }
 
 #[cfg(test)]

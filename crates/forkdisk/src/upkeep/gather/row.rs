@@ -16,8 +16,10 @@ use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId, table_span};
 
 use super::super::Upkeep;
 use super::plan::{GatherMode, living};
+use super::{next_scattered, wait_space_freed};
 use crate::catalog::{Catalog, Failure};
 use crate::runtime::yield_now;
+use crate::space::contiguous;
 
 /// Most virtual blocks in a stretch.
 const STRETCH_BLOCKS: usize = 128;
@@ -70,7 +72,7 @@ impl Rows {
             // Blocks that could not be moved may be gathered individually: that was tried.
             if let Some(found) = self.scattered.filter(|&found| found <= self.at) {
                 let from = found.max(self.at);
-                self.scattered = upkeep.next_scattered(self.id, from).await?;
+                self.scattered = next_scattered(upkeep, self.id, from).await?;
             }
             if let Some(next) = self.scattered.filter(|&next| next < self.end) {
                 self.at = VirtualPage(next.0 + BLOCK_PAGES);
@@ -80,12 +82,12 @@ impl Rows {
                 if self.is_second || !self.lacked_space {
                     return Ok(None);
                 }
-                upkeep.wait_space_freed().await?;
+                wait_space_freed(upkeep).await?;
                 // Each was gathered individually, as far as possible.
                 *self = Rows { is_second: true, scattered: None, ..Rows::new(self.id) };
             }
             self.at = self.end;
-            let stretch = upkeep.stretch_from(self.id, self.at).await?;
+            let stretch = stretch_from(upkeep, self.id, self.at).await?;
             (self.end, self.row, self.is_last) = (stretch.end, stretch.row, stretch.is_last);
             self.lacked_space |= stretch.lacks_room;
         }
@@ -106,53 +108,6 @@ impl BlockPlaces {
     }
 }
 
-impl<D: Device> Upkeep<D> {
-    /// Returns a stretch of virtual blocks from `at` on.
-    async fn stretch_from(self: &Rc<Self>, id: VolumeId, at: VirtualPage) -> Result<Stretch> {
-        let (mut homes, mut stretch) =
-            (BlockPlaces::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
-        for _ in 0..STRETCH_BLOCKS {
-            let here = stretch.end;
-            let (home, behind, is_end) = self.store.retry_no_alloc(|meta| home_of(meta, id, here)).await?;
-            if is_end {
-                stretch.is_last = true;
-                break;
-            }
-            homes.0.extend(home.map(|home| (here, home)));
-            stretch.end = behind;
-            yield_now().await;
-        }
-        if !homes.are_out_of_order() {
-            return Ok(stretch);
-        }
-        let wanted = homes.0.len();
-        let mut room = self.row_to_gather(wanted).await?;
-        if room < wanted && self.store.has_pending_space() {
-            self.wait_space_freed().await?;
-            room = self.row_to_gather(wanted).await?;
-        }
-        stretch.lacks_room = room < wanted;
-        if room < wanted.min(BLOCKS_PER_JUMP) {
-            return Ok(stretch);
-        }
-        if let Some(&(behind, _)) = homes.0.get(room) {
-            homes.0.truncate(room);
-            (stretch.end, stretch.is_last) = (behind, false);
-        }
-        if homes.are_out_of_order() {
-            stretch.row = homes.0.into_iter().map(|(at, _)| at).collect();
-        }
-        Ok(stretch)
-    }
-
-    /// Returns how many contiguous empty blocks there are, at most `wanted`.
-    async fn row_to_gather(&self, wanted: usize) -> Result<usize> {
-        let room =
-            |meta: &mut Catalog| meta.space.row_to_gather(wanted as u64).map_err(|miss| Failure::Stop(miss.into()));
-        Ok((self.store.retry_no_alloc(room).await? as usize).min(wanted))
-    }
-}
-
 /// See [`Editor::home_of`](crate::map::Editor::home_of); also returns whether the map ends before.
 fn home_of(
     meta: &mut Catalog,
@@ -165,4 +120,50 @@ fn home_of(
     }
     let (home, next) = editor.home_of(record, at).map_err(Stop::from)?;
     Ok((home, next, false))
+}
+
+/// Returns a stretch of virtual blocks from `at` on.
+async fn stretch_from<D: Device>(upkeep: &Rc<Upkeep<D>>, id: VolumeId, at: VirtualPage) -> Result<Stretch> {
+    let (mut homes, mut stretch) =
+        (BlockPlaces::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
+    for _ in 0..STRETCH_BLOCKS {
+        let here = stretch.end;
+        let (home, behind, is_end) = upkeep.store.retry_no_alloc(|meta| home_of(meta, id, here)).await?;
+        if is_end {
+            stretch.is_last = true;
+            break;
+        }
+        homes.0.extend(home.map(|home| (here, home)));
+        stretch.end = behind;
+        yield_now().await;
+    }
+    if !homes.are_out_of_order() {
+        return Ok(stretch);
+    }
+    let wanted = homes.0.len();
+    let mut room = row_to_gather(upkeep, wanted).await?;
+    if room < wanted && upkeep.store.has_pending_space() {
+        wait_space_freed(upkeep).await?;
+        room = row_to_gather(upkeep, wanted).await?;
+    }
+    stretch.lacks_room = room < wanted;
+    if room < wanted.min(BLOCKS_PER_JUMP) {
+        return Ok(stretch);
+    }
+    if let Some(&(behind, _)) = homes.0.get(room) {
+        homes.0.truncate(room);
+        (stretch.end, stretch.is_last) = (behind, false);
+    }
+    if homes.are_out_of_order() {
+        stretch.row = homes.0.into_iter().map(|(at, _)| at).collect();
+    }
+    Ok(stretch)
+}
+
+/// Returns how many contiguous empty blocks there are, at most `wanted`.
+async fn row_to_gather<D: Device>(upkeep: &Upkeep<D>, wanted: usize) -> Result<usize> {
+    let room = |meta: &mut Catalog| {
+        contiguous::row_to_gather(&mut meta.space, wanted as u64).map_err(|miss| Failure::Stop(miss.into()))
+    };
+    Ok((upkeep.store.retry_no_alloc(room).await? as usize).min(wanted))
 }
