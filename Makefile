@@ -3,7 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build install packages tools demo test test-ublk test-kernels sim soak check fmt clippy tidy deny man clean
+.PHONY: build install packages tools demo test test-ublk test-kernels sim soak man clean
+.PHONY: check fmt clippy tidy deny publish-check msrv
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -64,7 +65,7 @@ soak:
 	$(TARGET)/release/forkdisk-sim --soak $(TARGET)/soak $(if $(HOURS),--hours $(HOURS)) $(if $(JOBS),--jobs $(JOBS)) \
 	    --commit $$(git describe --always --dirty)
 
-check: fmt clippy tidy deny
+check: fmt clippy tidy deny publish-check
 
 fmt:
 	cargo fmt --all --check
@@ -79,6 +80,14 @@ tidy:
 
 deny:
 	scripts/deny $(TOOLS)
+
+# Packages the published crates and builds each from its package, as `cargo publish` would, without uploading.
+publish-check:
+	scripts/publish-check
+
+# Checks the published crates with the oldest compiler that they support. Installs it by rustup if it is missing.
+msrv:
+	scripts/msrv $(TARGET)
 
 # Generates manual pages and completions from the parser's definitions.
 man: build

@@ -464,7 +464,7 @@ mod tests {
     fn the_document_lists_every_metric_and_no_other() {
         let text = render(&sample_statistics());
         let there: BTreeSet<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        let document = include_str!("../../../docs/metrics.md");
+        let document = include_str!("../docs/metrics.md");
         let listed: BTreeSet<&str> = document
             .split('`')
             .skip(1)

@@ -10,6 +10,7 @@ pub mod functions;
 pub mod glossary;
 pub mod layers;
 pub mod lines;
+pub mod manifests;
 pub mod methods;
 pub mod paths;
 pub mod tree;

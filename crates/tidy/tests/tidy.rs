@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use forkdisk_tidy::allow::{self, ALLOWED};
 use forkdisk_tidy::glossary::{self, Glossary};
-use forkdisk_tidy::{Source, Violation, functions, layers, lines, methods, tree, units, words};
+use forkdisk_tidy::{Source, Violation, functions, layers, lines, manifests, methods, tree, units, words};
 
 static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(tree::read);
 
@@ -83,6 +83,12 @@ fn modules_form_no_circles() {
 fn crates_depend_on_what_is_below_them() {
     let manifests = tree::under(&SOURCES, "crates/").filter(|source| source.path.ends_with("/Cargo.toml"));
     expect_none("crates", manifests.flat_map(|manifest| layers::check_crate(manifest, layers::CRATES)).collect());
+}
+
+#[test]
+fn crates_have_what_a_registry_needs_or_are_not_published() {
+    let crates = tree::under(&SOURCES, "crates/").filter(|source| source.path.ends_with("/Cargo.toml"));
+    expect_none("manifests", crates.flat_map(manifests::check).collect());
 }
 
 #[test]

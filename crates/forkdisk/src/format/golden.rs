@@ -22,7 +22,7 @@ use super::volume::{
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
-const DOCUMENT: &str = include_str!("../../../../docs/format.md");
+const DOCUMENT: &str = include_str!("../../docs/format.md");
 /// 00 01 02 … 0f.
 const POOL: [u8; 16] = *b"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f";
 /// Pages of the pool of the examples (64 MiB).

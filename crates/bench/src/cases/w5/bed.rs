@@ -103,7 +103,7 @@ impl Bed {
                 async move { serve(&rt, (&file, size), (&at, gather), woken.into(), &asked, &answer).await }
             });
             // Fails if the receiver is gone.
-            let _ = answer.send(outcome.map_err(Into::into).flatten().map(|()| Answer::Done));
+            let _ = answer.send(outcome.map_err(Into::into).and_then(|done| done).map(|()| Answer::Done));
         });
         let mut bed = Bed { dir, wake, questions, answers, thread: Some(thread), empty: 0, _undoable: undoable };
         bed.answer()?;
