@@ -9,13 +9,13 @@ use crate::session::nanoseconds_since_1970;
 
 /// Returns the default options, with the clock and the identity of this host and this open.
 pub fn open_options() -> OpenOptions {
-    OpenOptions { host: identity(), clock: Some(nanoseconds_since_1970), ..OpenOptions::default() }
+    OpenOptions::default().with_host(identity()).with_clock(Some(nanoseconds_since_1970))
 }
 
 /// Returns `None` if the kernel does not report its boot id; pools with a heartbeat are refused then.
 fn identity() -> Option<HostIdentity> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Some(HostIdentity { name, boot: boot_id().ok()?, open: random().ok()? })
+    Some(HostIdentity::new(name, boot_id().ok()?, random().ok()?))
 }
 
 /// Returns the kernel's id of this boot.

@@ -1,5 +1,6 @@
 //! Format of failures on standard error: a line for people, or a JSON object for programs.
 
+use forkdisk::ErrorKind;
 use forkdisk_control::{Failure, FailureKind};
 use serde_json::{Value, json};
 
@@ -31,7 +32,7 @@ fn kind(error: &anyhow::Error) -> Value {
         let engine = || cause.downcast_ref::<forkdisk::Error>().map(|error| error.kind().into());
         failure.or_else(engine).or_else(|| cause.downcast_ref::<std::io::Error>().map(of_file))
     };
-    let in_use = error.downcast_ref::<InUse>().map(|_| FailureKind::Busy);
+    let in_use = error.downcast_ref::<InUse>().map(|_| ErrorKind::Busy.into());
     match in_use.or_else(|| error.chain().find_map(known)) {
         Some(kind) => json!(kind),
         None => json!("other"),
@@ -40,15 +41,15 @@ fn kind(error: &anyhow::Error) -> Value {
 
 /// Returns the kind of a file error.
 fn of_file(error: &std::io::Error) -> FailureKind {
-    use std::io::ErrorKind;
+    use std::io::ErrorKind as Io;
     match error.kind() {
-        ErrorKind::NotFound => FailureKind::NotFound,
-        ErrorKind::AlreadyExists => FailureKind::Exists,
-        ErrorKind::ReadOnlyFilesystem => FailureKind::ReadOnly,
-        ErrorKind::ResourceBusy => FailureKind::Busy,
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => FailureKind::NoSpace,
-        ErrorKind::BrokenPipe => FailureKind::BrokenPipe,
-        _ => FailureKind::Io,
+        Io::NotFound => ErrorKind::NotFound.into(),
+        Io::AlreadyExists => ErrorKind::Exists.into(),
+        Io::ReadOnlyFilesystem => ErrorKind::ReadOnly.into(),
+        Io::ResourceBusy => ErrorKind::Busy.into(),
+        Io::StorageFull | Io::QuotaExceeded => ErrorKind::NoSpace.into(),
+        Io::BrokenPipe => FailureKind::BrokenPipe,
+        _ => ErrorKind::Io.into(),
     }
 }
 
@@ -59,9 +60,9 @@ mod tests {
     #[test]
     fn the_kind_is_that_of_the_first_cause_that_has_one() {
         let of = |error: anyhow::Error| as_json(&error.context("p.img"));
-        let busy = of(Failure::new(FailureKind::Busy, "in use").into());
+        let busy = of(Failure::new(ErrorKind::Busy, "in use").into());
         assert_eq!(busy, json!({ "error": "p.img: in use", "kind": "busy" }));
-        let damaged = forkdisk::Error::new(forkdisk::ErrorKind::NotAPool, "no");
+        let damaged = forkdisk::Error::new(ErrorKind::NotAPool, "no");
         assert_eq!(of(damaged.into())["kind"], "not_a_pool");
         assert_eq!(of(std::io::Error::from_raw_os_error(2).into())["kind"], "not_found");
         assert_eq!(of(anyhow::anyhow!("no"))["kind"], "other");

@@ -85,7 +85,7 @@ pub fn with_pool<T>(
     in_pool(global, path, access, work).map_err(|error| {
         let failure = error.downcast_ref::<Failure>();
         match global.about_default_pool(path) {
-            Some(place) if failure.is_some_and(|f| f.kind == FailureKind::NotFound) => error.context(place),
+            Some(place) if failure.is_some_and(|f| f.kind == ErrorKind::NotFound) => error.context(place),
             _ => error,
         }
     })
@@ -112,7 +112,7 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
         drop(turn);
         let volatile_file = VolatileFile::of(path, false);
         let read_only = access == Access::Read;
-        let options = OpenOptions { read_only, volatile: volatile_file.log(), ..host::open_options() };
+        let options = host::open_options().with_read_only(read_only).with_volatile(volatile_file.log());
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;
@@ -250,7 +250,7 @@ pub fn tell_dropped(event: &PoolEvent) {
 
 /// Logs what was recovered from a pool that was not closed cleanly.
 fn tell_recovery(pool: &Pool<UringDevice>, path: &Path) {
-    let Recovery { clean, journal, volatile } = pool.recovery();
+    let Recovery { clean, journal, volatile, .. } = pool.recovery();
     if clean {
         return;
     }

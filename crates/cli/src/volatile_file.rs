@@ -70,7 +70,7 @@ fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<VolatileFile> 
     let made = if write { runtime_dir::make_private(folder) } else { Ok(()) };
     match made.and_then(|()| SharedMemory::open(&path, SPARE_BYTES, write)) {
         Ok(memory) => {
-            let log = VolatileLog { memory: VolatileMemory::new(memory?), identity, write };
+            let log = VolatileLog::new(VolatileMemory::new(memory?), identity).with_write(write);
             Some(VolatileFile { log: Some(log), path })
         }
         Err(error) => {

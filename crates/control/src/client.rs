@@ -10,6 +10,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use forkdisk::ErrorKind;
+
 use crate::failure::{Failure, FailureKind};
 use crate::message::PROGRESS;
 use crate::method::{Method, Request};
@@ -39,7 +41,7 @@ impl Client {
         let request: Request = method.into();
         self.last_id += 1;
         let id = self.last_id;
-        let params = request.params().map_err(|e| Failure::new(FailureKind::Invalid, e.to_string()))?;
+        let params = request.params().map_err(|e| Failure::new(ErrorKind::Invalid, e.to_string()))?;
         let message = json!({"jsonrpc": "2.0", "id": id, "method": request.method(), "params": params});
         let sent = self.send(format!("{message}\n").as_bytes(), file);
         // A daemon that refuses a connection sends an error and closes it: read that error before

@@ -1,34 +1,15 @@
 //! Failures of verbs: a kind for programs and a message for people.
 
 use forkdisk::ErrorKind;
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 
 /// Kind of a failure. Each kind has its own number in the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FailureKind {
-    /// No volume or snapshot of that name.
-    NotFound,
-    /// The name is taken.
-    Exists,
-    /// A bad name, size, range or option.
-    Invalid,
-    /// In use, or has dependents that must be deleted first.
-    Busy,
-    /// A snapshot, or a pool that was opened for reading.
-    ReadOnly,
-    /// No free space for data or metadata.
-    NoSpace,
-    /// A request to the device, or to a file of the caller, failed.
-    Io,
-    /// Metadata that does not match its checksum or its identity.
-    Corrupt,
-    /// Made by a version with features this one does not know.
-    Unsupported,
-    /// An earlier flush or journal write failed: the pool refuses writes until it is opened again.
-    Failed,
-    /// Not a forkdisk pool.
-    NotAPool,
+    /// The engine refused or failed, or something of the same kind happened in a verb: a request to a file of the
+    /// caller failed ([`ErrorKind::Io`]), a parameter is bad ([`ErrorKind::Invalid`]).
+    Engine(ErrorKind),
     /// The reader of a pipe that was written to has closed it.
     BrokenPipe,
     /// The caller has disconnected.
@@ -42,17 +23,17 @@ pub enum FailureKind {
 impl FailureKind {
     /// Every kind with its number.
     pub const CODES: [(FailureKind, i64); 15] = [
-        (FailureKind::NotFound, 1),
-        (FailureKind::Exists, 2),
-        (FailureKind::Invalid, 3),
-        (FailureKind::Busy, 4),
-        (FailureKind::ReadOnly, 5),
-        (FailureKind::NoSpace, 6),
-        (FailureKind::Io, 7),
-        (FailureKind::Corrupt, 8),
-        (FailureKind::Unsupported, 9),
-        (FailureKind::Failed, 10),
-        (FailureKind::NotAPool, 11),
+        (FailureKind::Engine(ErrorKind::NotFound), 1),
+        (FailureKind::Engine(ErrorKind::Exists), 2),
+        (FailureKind::Engine(ErrorKind::Invalid), 3),
+        (FailureKind::Engine(ErrorKind::Busy), 4),
+        (FailureKind::Engine(ErrorKind::ReadOnly), 5),
+        (FailureKind::Engine(ErrorKind::NoSpace), 6),
+        (FailureKind::Engine(ErrorKind::Io), 7),
+        (FailureKind::Engine(ErrorKind::Corrupt), 8),
+        (FailureKind::Engine(ErrorKind::Unsupported), 9),
+        (FailureKind::Engine(ErrorKind::Failed), 10),
+        (FailureKind::Engine(ErrorKind::NotAPool), 11),
         (FailureKind::BrokenPipe, 12),
         (FailureKind::Cancelled, 13),
         (FailureKind::Ending, 14),
@@ -70,23 +51,34 @@ impl FailureKind {
         let found = FailureKind::CODES.iter().find(|(_, number)| *number == code);
         found.map_or(FailureKind::Protocol, |(kind, _)| *kind)
     }
+
+    /// Returns the name of this kind in the protocol.
+    pub fn name(self) -> &'static str {
+        match self {
+            FailureKind::Engine(kind) => kind.name(),
+            FailureKind::BrokenPipe => "broken_pipe",
+            FailureKind::Cancelled => "cancelled",
+            FailureKind::Ending => "ending",
+            FailureKind::Protocol => "protocol",
+        }
+    }
+}
+
+impl Serialize for FailureKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
 }
 
 impl From<ErrorKind> for FailureKind {
     fn from(kind: ErrorKind) -> FailureKind {
-        match kind {
-            ErrorKind::NotFound => FailureKind::NotFound,
-            ErrorKind::Exists => FailureKind::Exists,
-            ErrorKind::Invalid => FailureKind::Invalid,
-            ErrorKind::Busy => FailureKind::Busy,
-            ErrorKind::ReadOnly => FailureKind::ReadOnly,
-            ErrorKind::NoSpace => FailureKind::NoSpace,
-            ErrorKind::Io => FailureKind::Io,
-            ErrorKind::Corrupt => FailureKind::Corrupt,
-            ErrorKind::Unsupported => FailureKind::Unsupported,
-            ErrorKind::Failed => FailureKind::Failed,
-            ErrorKind::NotAPool => FailureKind::NotAPool,
-        }
+        FailureKind::Engine(kind)
+    }
+}
+
+impl PartialEq<ErrorKind> for FailureKind {
+    fn eq(&self, kind: &ErrorKind) -> bool {
+        *self == FailureKind::Engine(*kind)
     }
 }
 
@@ -102,16 +94,16 @@ pub struct Failure {
 
 impl Failure {
     /// Creates a failure of `kind` with `message`.
-    pub fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
-        Failure { kind, message: message.into() }
+    pub fn new(kind: impl Into<FailureKind>, message: impl Into<String>) -> Failure {
+        Failure { kind: kind.into(), message: message.into() }
     }
 
     /// Creates the failure of an operation on a caller's file; `what` names file and operation.
     pub fn file(what: impl std::fmt::Display, error: std::io::Error) -> Failure {
-        let kind = match error.kind() {
+        let kind: FailureKind = match error.kind() {
             std::io::ErrorKind::BrokenPipe => FailureKind::BrokenPipe,
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
-            _ => FailureKind::Io,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace.into(),
+            _ => ErrorKind::Io.into(),
         };
         Failure::new(kind, format!("{what}: {error}"))
     }
@@ -125,7 +117,7 @@ impl Failure {
 
 impl From<forkdisk::Error> for Failure {
     fn from(error: forkdisk::Error) -> Failure {
-        Failure::new(error.kind().into(), error.to_string())
+        Failure::new(error.kind(), error.to_string())
     }
 }
 
@@ -142,10 +134,21 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_the_engine_has_a_number_and_the_document_has_all_names() {
+        for kind in ErrorKind::ALL {
+            assert!(FailureKind::from(*kind).code() > 0, "{kind}");
+        }
+        let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/control.md")).unwrap();
+        for (kind, code) in FailureKind::CODES {
+            assert!(document.contains(&format!("| {code} | `{}` |", kind.name())), "{kind:?}");
+        }
+    }
+
+    #[test]
     fn a_full_file_system_is_no_space_and_a_lost_reader_a_broken_pipe() {
         let kind = |errno| Failure::file("x", std::io::Error::from_raw_os_error(errno)).kind;
-        assert_eq!(kind(28), FailureKind::NoSpace);
+        assert_eq!(kind(28), ErrorKind::NoSpace);
         assert_eq!(kind(32), FailureKind::BrokenPipe);
-        assert_eq!(kind(5), FailureKind::Io);
+        assert_eq!(kind(5), ErrorKind::Io);
     }
 }

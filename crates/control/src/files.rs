@@ -10,6 +10,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
 
+use forkdisk::ErrorKind;
+
 use crate::bridge::Receiver;
 use crate::failure::{Failure, FailureKind};
 use crate::sparse::nonzero_pages;
@@ -53,7 +55,7 @@ impl Target {
         }
         if !force && found.len() > 0 {
             let text = format!("{shown} exists and is not empty: name another file, or --force overwrites it");
-            return Err(Failure::new(FailureKind::Exists, text));
+            return Err(Failure::new(ErrorKind::Exists, text));
         }
         refuse_in_use(&file, shown)?;
         let had = found.len() > 0;
@@ -66,14 +68,14 @@ impl Target {
     fn open_device(mut file: File, shown: &str, size: u64, force: bool) -> Result<Target, Failure> {
         if !force {
             let text = format!("{shown} is a block device: --force overwrites it");
-            return Err(Failure::new(FailureKind::Exists, text));
+            return Err(Failure::new(ErrorKind::Exists, text));
         }
         refuse_in_use(&file, shown)?;
         let failed = |e: io::Error| Failure::file(format!("{shown}: cannot be written"), e);
         let room = file.seek(SeekFrom::End(0)).map_err(failed)?;
         if room < size {
             let text = format!("{shown} has {room} bytes, too few for {size}");
-            return Err(Failure::new(FailureKind::NoSpace, text));
+            return Err(Failure::new(ErrorKind::NoSpace, text));
         }
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
         Ok(Target::Dense { file, at: 0, is_device: true })
@@ -163,7 +165,7 @@ fn refuse_in_use(target: &File, shown: &str) -> Result<(), Failure> {
     match fcntl_lock(target, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::ACCESS | Errno::AGAIN) => {
             let text = format!("{shown} is in use, by this pool or another: name another target");
-            Err(Failure::new(FailureKind::Busy, text))
+            Err(Failure::new(ErrorKind::Busy, text))
         }
         // On a file system without locks no pool can be open either.
         _ => Ok(()),

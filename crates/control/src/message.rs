@@ -146,6 +146,8 @@ pub fn line(value: &Value) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use forkdisk::ErrorKind;
+
     use super::*;
 
     fn code_of(text: &str) -> i64 {
@@ -191,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_failure_carries_its_kind() {
-        let failure = Failure::new(FailureKind::Busy, "no");
+        let failure = Failure::new(ErrorKind::Busy, "no");
         let value = answer(&json!(7), Err::<(), _>(failure.into()));
         assert_eq!(value["error"], json!({"code": 4, "message": "no", "data": {"kind": "busy"}}));
         assert_eq!(value["id"], 7);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use forkdisk::{Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool};
+use forkdisk::{Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool, uuid_text};
 use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
@@ -14,7 +14,7 @@ use crate::identity;
 use crate::method::params;
 use crate::observer::Step;
 use crate::perform::{Call, settle_later};
-use crate::reply::{Deletion, VolumeRecord, uuid_text};
+use crate::reply::{Deletion, VolumeRecord};
 use crate::runtime_dir;
 use crate::session::Session;
 
@@ -63,7 +63,7 @@ fn open_device(runtime: &Rt, path: &str, read_only: bool) -> Result<(UringDevice
     let options = DeviceOptions { read_only, ..DeviceOptions::default() };
     let device = UringDevice::open(runtime, path, &options)?;
     // After the lock was taken no other forkdisk process changes the file.
-    let place = OriginPlace { path: text.into(), identity: identity::of_device(path), modified: modified(path) };
+    let place = OriginPlace::at(text, modified(path)).with_identity(identity::of_device(path));
     Ok((device, place))
 }
 
@@ -113,7 +113,7 @@ pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
 fn policy(text: &str) -> Result<OriginFull, Failure> {
     let unknown = || {
         let text = format!("{text:?} is no policy for a full pool: wait, wait:SECONDS, error or drop-oldest");
-        Failure::new(FailureKind::Invalid, text)
+        Failure::new(ErrorKind::Invalid, text)
     };
     match text.split_once(':') {
         Some(("wait", seconds)) => Ok(OriginFull::Wait(seconds.parse().map_err(|_| unknown())?)),
@@ -134,7 +134,7 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
         "snapshot its volumes instead; if it is a pool no more, wipe it first (wipefs does not know it: \
                         dd if=/dev/zero of={path} bs=1M count=1 conv=notrunc)"
     );
-    Err(Failure::new(FailureKind::Invalid, format!("{what}: {help}")))
+    Err(Failure::new(ErrorKind::Invalid, format!("{what}: {help}")))
 }
 
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
@@ -142,13 +142,10 @@ pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeReco
     // Before it is opened, since the pool of this session would be reported as in use.
     refuse_pool(Path::new(&p.path))?;
     let (device, place) = open_device(&session.runtime, &p.path, false)?;
-    let options = forkdisk::ProtectOptions {
-        place,
-        chunk: p.chunk.unwrap_or(DEFAULT_CHUNK_BYTES),
-        copy_ahead: p.copy_ahead.unwrap_or(DEFAULT_AHEAD_BYTES),
-        when_full,
-        now: session.now(),
-    };
+    let options = forkdisk::ProtectOptions::new(place, session.now())
+        .with_chunk(p.chunk.unwrap_or(DEFAULT_CHUNK_BYTES))
+        .with_copy_ahead(p.copy_ahead.unwrap_or(DEFAULT_AHEAD_BYTES))
+        .with_when_full(when_full);
     Ok((&session.pool.protect(&p.volume, device, &options).await?).into())
 }
 
@@ -189,7 +186,7 @@ pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result
 /// Sets the length of an origin to that of its device, which must have grown.
 pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Failure> {
     let find = || session.pool.origins().into_iter().find(|origin| origin.name == volume);
-    let not_one = || Failure::new(FailureKind::Invalid, format!("{volume} is not an origin"));
+    let not_one = || Failure::new(ErrorKind::Invalid, format!("{volume} is not an origin"));
     let origin = find().ok_or_else(not_one)?;
     let len = match origin.open {
         true => length(Path::new(&origin.path))?,
@@ -202,7 +199,7 @@ pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Fa
              Make the device longer first, then give the length that it has (--size); shorter it cannot become",
             origin.path, origin.size
         );
-        return Err(Failure::new(FailureKind::Invalid, text));
+        return Err(Failure::new(ErrorKind::Invalid, text));
     }
     if origin.open && size == origin.size {
         return Ok(());
@@ -225,7 +222,7 @@ pub async fn set(session: &Session, p: &params::Set) -> Result<(), Failure> {
         return Ok(());
     }
     let origin = session.pool.origins().into_iter().find(|origin| origin.name == p.volume);
-    let not_one = || Failure::new(FailureKind::Invalid, format!("{} is not an origin", p.volume));
+    let not_one = || Failure::new(ErrorKind::Invalid, format!("{} is not an origin", p.volume));
     let origin = origin.ok_or_else(not_one)?;
     let when_full = p.when_full.as_deref().map_or(Ok(origin.when_full), policy)?;
     Ok(session.pool.set_origin(&p.volume, p.copy_ahead.unwrap_or(origin.copy_ahead), when_full).await?)

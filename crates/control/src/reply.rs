@@ -1,8 +1,8 @@
 //! Results as JSON objects. Sizes are bytes, times seconds since 1970.
 
 use forkdisk::{
-    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, Mode, OriginFull, PAGE_SIZE, PoolInfo,
-    SnapshotFlags, VolumeCopying, VolumeInfo,
+    CheckReport, CopierInfo, DiffClass, DiffRun, Extent, PAGE_SIZE, PoolInfo, SnapshotFlags, VolumeCopying, VolumeInfo,
+    uuid_text,
 };
 use serde::{Deserialize, Serialize};
 
@@ -63,15 +63,6 @@ pub struct ProtectionRecord {
     pub rolling: Option<String>,
 }
 
-/// Returns a policy for a full pool as text.
-pub fn when_full_name(policy: OriginFull) -> String {
-    match policy {
-        OriginFull::Wait(seconds) => format!("wait:{seconds}"),
-        OriginFull::Error => "error".into(),
-        OriginFull::DropOldest => "drop-oldest".into(),
-    }
-}
-
 fn flag_names(flags: SnapshotFlags) -> Vec<String> {
     let all = [(flags.independent, "independent"), (flags.droppable, "droppable"), (flags.writable, "writable")];
     all.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name.to_string()).collect()
@@ -92,7 +83,7 @@ impl From<&VolumeInfo> for VolumeRecord {
             referenced: info.referenced,
             scattered: info.scattered,
             chunk: info.chunk,
-            break_policy: policy_name(info.break_policy).to_string(),
+            break_policy: info.break_policy.to_string(),
             gather: info.gather.to_string(),
             quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
@@ -102,20 +93,12 @@ impl From<&VolumeInfo> for VolumeRecord {
             flags: flag_names(info.flags),
             protection: info.protection.clone().map(|protection| ProtectionRecord {
                 copy_ahead: protection.copy_ahead,
-                when_full: when_full_name(protection.when_full),
+                when_full: protection.when_full.to_string(),
                 clean: protection.clean,
                 rolling: protection.rolling,
             }),
             waits: None,
         }
-    }
-}
-
-/// Returns the name of a break policy.
-pub fn policy_name(policy: BreakPolicy) -> &'static str {
-    match policy {
-        BreakPolicy::Split => "split",
-        BreakPolicy::Copy => "copy",
     }
 }
 
@@ -213,7 +196,7 @@ impl CopierRecord {
         let stats = of.map_or(copier.stats, |copying| copying.stats);
         let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         CopierRecord {
-            break_policy: of.map(|copying| policy_name(copying.break_policy).to_string()),
+            break_policy: of.map(|copying| copying.break_policy.to_string()),
             volume: volume.map(|(name, _)| name),
             subjob_size: settings.subjob_size,
             split_count: settings.split_count,
@@ -330,7 +313,7 @@ pub struct Piece {
 
 impl From<&Extent> for Piece {
     fn from(extent: &Extent) -> Piece {
-        let Extent { offset, len, data, physical, shared } = *extent;
+        let Extent { offset, len, data, physical, shared, .. } = *extent;
         Piece { offset, length: len, data, shared, physical }
     }
 }
@@ -393,7 +376,9 @@ impl From<CheckReport> for Check {
 impl Check {
     /// Creates the report of damage that prevented the pool from being checked.
     pub fn of_damage(what: String) -> Check {
-        CheckReport { damage: vec![what], ..CheckReport::default() }.into()
+        let mut report = CheckReport::default();
+        report.damage.push(what);
+        report.into()
     }
 }
 
@@ -429,16 +414,10 @@ pub struct PoolRecord {
 
 impl From<&PoolInfo> for PoolRecord {
     fn from(info: &PoolInfo) -> PoolRecord {
-        let mode = match info.mode {
-            Mode::ReadWrite => "rw",
-            Mode::ReadOnly => "ro",
-            Mode::OutOfDataSpace => "out-of-data-space",
-            Mode::Failed => "failed",
-        };
         PoolRecord {
             uuid: uuid_text(&info.uuid),
             created: info.created,
-            mode: mode.to_string(),
+            mode: info.mode.to_string(),
             size: info.size,
             used: info.used,
             free: info.free,
@@ -495,27 +474,17 @@ pub struct ClientRecord {
     pub peer: String,
 }
 
-/// Formats a pool's identity in the usual five groups.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_written_in_five_groups() {
-        let uuid = std::array::from_fn(|i| i as u8 * 17);
-        assert_eq!(uuid_text(&uuid), "00112233-4455-6677-8899-aabbccddeeff");
-    }
-
-    #[test]
     fn damage_outranks_leaks() {
         let found = |damage: &[&str], leaked| {
-            let damage = damage.iter().map(|text| text.to_string()).collect();
-            Check::from(CheckReport { damage, leaked, ..CheckReport::default() }).status
+            let mut report = CheckReport::default();
+            report.damage = damage.iter().map(|text| text.to_string()).collect();
+            report.leaked = leaked;
+            Check::from(report).status
         };
         assert_eq!(found(&[], 0), "clean");
         assert_eq!(found(&[], 1), "leaks");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use forkdisk::{PAGE_SIZE, Recorded, SUPERBLOCK_AT};
 
-use crate::reply::uuid_text;
+use forkdisk::uuid_text;
 
 /// File name of the data socket in the pool's private folder.
 const DATA: &str = "nbd.sock";

@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forkdisk::{LocalFuture, Pool};
+use forkdisk::{ErrorKind, LocalFuture, Pool};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_uring::{Rt, UringDevice};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::Status;
 
@@ -77,7 +77,7 @@ pub struct NoHost;
 
 impl NoHost {
     fn refusal() -> Failure {
-        Failure::new(FailureKind::Invalid, "the pool is not being served: `forkdisk serve` does that")
+        Failure::new(ErrorKind::Invalid, "the pool is not being served: `forkdisk serve` does that")
     }
 }
 
@@ -139,7 +139,7 @@ impl Session {
         let going_on = self.own.copies.get();
         if going_on >= MAX_COPIES_COUNT {
             let text = format!("{going_on} imports and exports go on already: try again when one has ended");
-            return Err(Failure::new(FailureKind::Busy, text));
+            return Err(Failure::new(ErrorKind::Busy, text));
         }
         self.own.copies.set(going_on + 1);
         Ok(Copying { own: self.own.clone() })

@@ -31,7 +31,7 @@ async fn write(volume: &Volume<MemoryDevice>, byte: u8) {
 fn main() {
     let operation = std::env::args().nth(1).unwrap_or_default();
     let (runtime, disk) = (Inline::new(), MemoryDevice::new(SIZE_BYTES));
-    let options = FormatOptions { size: SIZE_BYTES, uuid: [7; 16], now: 1, journal: None };
+    let options = FormatOptions::new(SIZE_BYTES, [7; 16], 1);
     runtime.run(Pool::format(&disk, &options)).unwrap();
     let pool = runtime.run(Pool::open(disk, Rc::new(runtime.clone()), OpenOptions::default())).unwrap();
 
@@ -40,7 +40,8 @@ fn main() {
     runtime.run(async {
         if is_of_origin {
             let (place, when_full) = (OriginPlace::at("/dev/disk", 0), OriginFull::Error);
-            let protect = ProtectOptions { place, chunk: 64 << 10, copy_ahead: 0, when_full, now: 1 };
+            let protect =
+                ProtectOptions::new(place, 1).with_chunk(64 << 10).with_copy_ahead(0).with_when_full(when_full);
             pool.protect(name, MemoryDevice::new(SIZE_BYTES), &protect).await.unwrap();
         } else {
             pool.create(name, &CreateOptions::new(SIZE_BYTES, 1)).await.unwrap();

@@ -99,6 +99,8 @@ mod format;
 mod journal;
 mod live;
 mod map;
+mod names;
+mod options;
 mod ordered;
 mod origin;
 pub mod planted;
@@ -127,6 +129,7 @@ pub use format::{
 #[cfg(feature = "planted")]
 pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
+pub use names::uuid_text;
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
 pub use pool::{
     Child, CopierInfo, CreateOptions, Mode, Pool, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, recorded,

@@ -19,7 +19,7 @@ fn pool(runtime: &Inline, disk: &MemoryDevice) -> Pool<MemoryDevice> {
 
 fn formatted() -> (Inline, MemoryDevice) {
     let (runtime, disk) = (Inline::new(), MemoryDevice::new(256 << 20));
-    let options = FormatOptions { size: 256 << 20, uuid: [5; 16], now: 1, journal: None };
+    let options = FormatOptions::new(256 << 20, [5; 16], 1);
     runtime.run(Pool::format(&disk, &options)).unwrap();
     (runtime, disk)
 }

@@ -16,7 +16,7 @@ const MARK: u8 = 0xda;
 
 fn lab(tasks: &Inline) -> Lab {
     let disk = MemoryDevice::new(64 << 20);
-    let options = FormatOptions { size: 64 << 20, uuid: [3; 16], now: 1, journal: None };
+    let options = FormatOptions::new(64 << 20, [3; 16], 1);
     tasks.run(Pool::format(&disk, &options)).expect("a pool");
     let device = RecordingDevice::new(disk, |bytes| bytes.first() == Some(&MARK));
     tasks.run(Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default())).expect("opened")

@@ -1,6 +1,6 @@
 //! Collection of all statistics into one record.
 
-use forkdisk::{Device, Mode, Pool, PoolStatistics};
+use forkdisk::{Device, Pool, PoolStatistics, uuid_text};
 use forkdisk_nbd::ServerHandle;
 
 use crate::copier::{CopierFigures, CopyFigures};
@@ -57,7 +57,7 @@ fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
     let info = pool.info();
     PoolFigures {
         uuid: uuid_text(&info.uuid),
-        mode: mode_name(info.mode).to_owned(),
+        mode: info.mode.to_string(),
         size: info.size,
         used: info.used,
         free: info.free,
@@ -110,21 +110,4 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
         gathered_bytes: s.gathered_bytes,
         reaping: s.reaping,
     }
-}
-
-/// Modes, from least to most severe.
-pub(crate) const MODES: [&str; 4] = ["rw", "ro", "out-of-data-space", "failed"];
-
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::ReadWrite => MODES[0],
-        Mode::ReadOnly => MODES[1],
-        Mode::OutOfDataSpace => MODES[2],
-        Mode::Failed => MODES[3],
-    }
-}
-
-fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -5,9 +5,8 @@
 
 use std::fmt::{Display, Write};
 
-use forkdisk::Histogram;
+use forkdisk::{Histogram, Mode};
 
-use crate::collect::MODES;
 use crate::copier::CopyFigures;
 use crate::record::{Distribution, OperationRecord, RequestsRecord, Statistics, VolumeActivity, VolumeFigures};
 
@@ -75,8 +74,8 @@ fn info(s: &Statistics, out: &mut String) {
 fn mode(s: &Statistics, out: &mut String) {
     let name = "forkdisk_pool_mode";
     head(out, name, "gauge", "1 for the mode the pool is in, 0 for the others.");
-    for mode in MODES {
-        sample(out, name, &format!("mode=\"{mode}\""), u8::from(s.pool.mode == mode));
+    for mode in Mode::ALL {
+        sample(out, name, &format!("mode=\"{mode}\""), u8::from(s.pool.mode == mode.name()));
     }
 }
 

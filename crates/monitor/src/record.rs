@@ -279,7 +279,7 @@ impl Distribution {
 
 impl From<&OperationStatistics> for OperationRecord {
     fn from(o: &OperationStatistics) -> OperationRecord {
-        let OperationStatistics { operations, bytes, errors, in_flight, latency } = o;
+        let OperationStatistics { operations, bytes, errors, in_flight, latency, .. } = o;
         let (operations, bytes, errors, in_flight) = (*operations, *bytes, *errors, *in_flight);
         OperationRecord { operations, bytes, errors, in_flight, latency: latency.into() }
     }

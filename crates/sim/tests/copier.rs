@@ -41,7 +41,7 @@ fn copy(seed: u64, near: bool, gated: bool) -> Seen {
     let config = Config { sector: 512, cache: Volatile::Yes };
     let sim = SimDisk::new(Medium::blank(config, 32 << 20), &exec, seed);
     let disk = Rc::new(RecordingDevice::new(sim, |_| true));
-    let settings = CopierSettings { subjob_size: 64 << 10, buffers: 5 * (64 << 10), ..CopierSettings::default() };
+    let settings = CopierSettings::default().with_subjob_size(64 << 10).with_buffers(5 * (64 << 10));
     let copier = Copier::new(disk.clone(), Rc::new(exec.clone()), settings);
     let client = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
     let ended = Rc::<RefCell<Vec<u64>>>::default();

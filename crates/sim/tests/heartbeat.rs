@@ -15,8 +15,8 @@ const PATIENCE_STEPS: u64 = 3_000_000;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn host(number: u8, open: u8) -> OpenOptions {
-    let host = HostIdentity { name: format!("host{number}"), boot: [number; 16], open: [open; 16] };
-    OpenOptions { host: Some(host), ..OpenOptions::default() }
+    let host = HostIdentity::new(format!("host{number}"), [number; 16], [open; 16]);
+    OpenOptions::default().with_host(Some(host))
 }
 
 async fn open(disk: &SimDisk, exec: &Executor, options: OpenOptions) -> Result<Pool<SimDisk>, Error> {
@@ -29,7 +29,7 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(SimDisk, E
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 16 * MIB), &exec, seed);
     let (device, runtime) = (disk.clone(), exec.clone());
     exec.run(PATIENCE_STEPS, async move {
-        let options = FormatOptions { size: 16 * MIB, uuid: [1; 16], now: 1, journal: None };
+        let options = FormatOptions::new(16 * MIB, [1; 16], 1);
         Pool::format(&device, &options).await.unwrap();
         for bad in [Duration::from_millis(99), Duration::from_secs(61), Duration::from_micros(150_500)] {
             assert_eq!(set_heartbeat(&device, bad).await.unwrap_err().kind(), ErrorKind::Invalid);
@@ -56,7 +56,7 @@ fn another_host_is_refused_while_the_pool_is_open_and_not_when_it_was_closed() {
         run(1, move |disk, exec| async move {
             let pool = open(&disk, &exec, host(1, 1)).await.unwrap();
             pool.create("v", &CreateOptions::new(MIB, 1)).await.unwrap();
-            let (refused, time_taken) = time(&exec, open(&disk, &exec, OpenOptions { read_only, ..host(2, 2) })).await;
+            let (refused, time_taken) = time(&exec, open(&disk, &exec, host(2, 2).with_read_only(read_only))).await;
             let refused = refused.map(drop).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Busy);
             assert!(refused.to_string().contains("in use on another host, \"host1\""), "{refused}");
@@ -64,7 +64,7 @@ fn another_host_is_refused_while_the_pool_is_open_and_not_when_it_was_closed() {
             // That did no harm to its owner.
             pool.create("w", &CreateOptions::new(MIB, 1)).await.unwrap();
             pool.close().await.unwrap();
-            let (opened, time_taken) = time(&exec, open(&disk, &exec, OpenOptions { read_only, ..host(2, 3) })).await;
+            let (opened, time_taken) = time(&exec, open(&disk, &exec, host(2, 3).with_read_only(read_only))).await;
             assert_eq!(opened.unwrap().list().len(), 2);
             assert!(time_taken < 3 * SECOND, "{time_taken:?}");
         });

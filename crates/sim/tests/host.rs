@@ -24,13 +24,13 @@ where
 }
 
 async fn open(exec: &Executor, disk: SimDisk, when_full: WhenFull) -> Pool<SimDisk> {
-    let options = OpenOptions { when_full, ..OpenOptions::default() };
+    let options = OpenOptions::default().with_when_full(when_full);
     Pool::open(disk, Rc::new(exec.clone()), options).await.unwrap()
 }
 
 /// A pool of 64 MiB with volume `a`, of which 8 MiB are written.
 async fn pool(exec: &Executor, disk: &SimDisk, when_full: WhenFull) -> Pool<SimDisk> {
-    let options = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: Some(MIB) };
+    let options = FormatOptions::new(64 * MIB, [7; 16], 1).with_journal(Some(MIB));
     Pool::format(disk, &options).await.unwrap();
     let pool = open(exec, disk.clone(), when_full).await;
     pool.create("a", &CreateOptions::new(32 * MIB, 1)).await.unwrap();
@@ -91,7 +91,7 @@ fn metadata_that_finds_no_room_fails_nothing_and_is_written_when_there_is_some()
             disk.leave_room(0);
             match when_full {
                 WhenFull::Error => assert_eq!(pool.checkpoint().await.unwrap_err().kind(), ErrorKind::NoSpace),
-                WhenFull::Wait(_) => {
+                _ => {
                     let waiting = pool.clone();
                     exec.spawn(Box::pin(async move { drop(waiting.checkpoint().await) }));
                     exec.sleep(Duration::from_secs(3)).await;

@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const PATIENCE_STEPS: u64 = 3_000_000;
 
 async fn pool(device: &MemoryDevice, exec: &Executor, journal: u64) -> Pool<MemoryDevice> {
-    let options = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: Some(journal) };
+    let options = FormatOptions::new(64 * MIB, [7; 16], 1).with_journal(Some(journal));
     Pool::format(device, &options).await.unwrap();
     open(device, exec).await
 }

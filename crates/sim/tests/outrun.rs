@@ -20,8 +20,8 @@ fn attributes(mark: u32) -> Attributes {
 }
 
 fn options(memory: &VolatileMemory) -> OpenOptions {
-    let log = VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
-    OpenOptions { volatile: Some(log), ..OpenOptions::default() }
+    let log = VolatileLog::new(memory.clone(), [1; 32]);
+    OpenOptions::default().with_volatile(Some(log))
 }
 
 /// Opens a pool with a volume `v`, runs `work`, kills the process as soon as that has ended, and runs `look`
@@ -35,7 +35,7 @@ fn killed<W: Future<Output = ()> + 'static, L: Future<Output = ()> + 'static>(
     let memory = VolatileMemory::new(vec![0; MIN_VOLATILE_BYTES]);
     let (device, runtime, options_now) = (disk.clone(), exec.clone(), options(&memory));
     exec.run(PATIENCE_STEPS, async move {
-        let format = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: None };
+        let format = FormatOptions::new(64 * MIB, [7; 16], 1);
         Pool::format(&device, &format).await.unwrap();
         let pool = Pool::open(device, Rc::new(runtime), options_now).await.unwrap();
         pool.create("v", &CreateOptions::new(8 * MIB, 1)).await.unwrap();

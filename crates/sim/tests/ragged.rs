@@ -13,7 +13,7 @@ const SIZE: usize = 300_001;
 const PATIENCE_STEPS: u64 = 10_000_000;
 
 async fn volume(disk: SimDisk, runtime: Rc<dyn Runtime>) -> (Pool<SimDisk>, Volume<SimDisk>) {
-    let options = FormatOptions { size: POOL, uuid: [7; 16], now: 1, journal: None };
+    let options = FormatOptions::new(POOL, [7; 16], 1);
     Pool::format(&disk, &options).await.unwrap();
     let pool = Pool::open(disk, runtime, OpenOptions::default()).await.unwrap();
     pool.create("a", &CreateOptions::new(SIZE as u64, 1)).await.unwrap();

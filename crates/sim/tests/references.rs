@@ -38,7 +38,7 @@ fn step<F: Future<Output = ()> + 'static>(
 fn formatted(size: u64) -> Medium {
     let (exec, disk) = machine(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, size), 1);
     let at = disk.clone();
-    let options = FormatOptions { size, uuid: [1; 16], now: 1, journal: None };
+    let options = FormatOptions::new(size, [1; 16], 1);
     exec.run(PATIENCE_STEPS, async move { Pool::format(&at, &options).await.unwrap() }).unwrap();
     let medium = disk.freeze(Crash::Power).crash(1);
     exec.halt();

@@ -25,7 +25,7 @@ fn pool() -> Medium {
     let (exec, disk) = machine(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 16 * MIB), 1);
     let (made, runtime) = (disk.clone(), exec.clone());
     let work = async move {
-        let options = FormatOptions { size: 16 * MIB, uuid: [1; 16], now: 1, journal: None };
+        let options = FormatOptions::new(16 * MIB, [1; 16], 1);
         Pool::format(&made, &options).await.unwrap();
         let pool = open(&made, &runtime).await;
         pool.create("v", &CreateOptions::new(4 * MIB, 1)).await.unwrap();

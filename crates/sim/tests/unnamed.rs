@@ -16,7 +16,7 @@ async fn open(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
 }
 
 async fn pool(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
-    let options = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: None };
+    let options = FormatOptions::new(64 * MIB, [7; 16], 1);
     Pool::format(device, &options).await.unwrap();
     open(device, exec).await
 }

@@ -17,9 +17,9 @@ const WALKS: u64 = 12;
 
 /// Creates a pool in which changed metadata goes into a checkpoint soon.
 async fn pool(disk: SimDisk, runtime: Rc<dyn Runtime>, size: u64) -> Pool<SimDisk> {
-    let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: None };
+    let options = FormatOptions::new(size, [7; 16], 1);
     Pool::format(&disk, &options).await.unwrap();
-    let options = OpenOptions { dirty: 16 << 10, cache: 64 << 10, ..OpenOptions::default() };
+    let options = OpenOptions::default().with_dirty(16 << 10).with_cache(64 << 10);
     let pool = Pool::open(disk, runtime, options).await.unwrap();
     pool.create("a", &CreateOptions::new(SIZE, 1)).await.unwrap();
     let volume = pool.volume("a").unwrap();

@@ -22,7 +22,7 @@ pub const ENGINE: &[&[&str]] = &[
     &["origin"],
     &["volume"],
     &["upkeep"],
-    &["pool"],
+    &["names", "options", "pool"],
 ];
 
 /// The crates and those of the workspace that each may depend on.

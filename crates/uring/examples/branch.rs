@@ -25,7 +25,7 @@ pub fn run(path: &Path, mut say: impl FnMut(String) + 'static) -> Result<(), Box
         let device = UringDevice::create(&rt, &path, POOL, false, &DeviceOptions::default())?;
         // A real program takes a new identity from the system's random numbers.
         let uuid = *b"forkdisk example";
-        Pool::format(&device, &FormatOptions { size: POOL, uuid, now, journal: None }).await?;
+        Pool::format(&device, &FormatOptions::new(POOL, uuid, now)).await?;
         let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?;
         say(format!("a pool of {} MiB", POOL >> 20));
 

@@ -308,7 +308,7 @@ async fn through_volume(rt: &Rt, args: &Args, volume: &Volume<Counted>, write: b
 
 /// Creates a pool with a volume whose pages are all written.
 async fn filled(rt: &Rt, device: &Counted) -> forkdisk::Result<(Pool<Counted>, Volume<Counted>, Vec<u64>)> {
-    Pool::format(device, &FormatOptions { size: POOL, uuid: [7; 16], now: 0, journal: None }).await?;
+    Pool::format(device, &FormatOptions::new(POOL, [7; 16], 0)).await?;
     let pool = Pool::open(device.clone(), Rc::new(rt.clone()), Default::default()).await?;
     pool.create("v", &CreateOptions::new(VOLUME, 0)).await?;
     let volume = pool.volume("v")?;

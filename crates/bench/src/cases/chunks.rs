@@ -43,7 +43,7 @@ fn measure(case: &str, chunk: u64, span: u64, part: u64) -> Result<Vec<Row>> {
         let (writes, reads) = (writes.clone(), reads.clone());
         block_on(Config::default(), |rt| async move {
             let pool = fresh(&rt, POOL, OpenOptions::default()).await?;
-            pool.create("v", &CreateOptions { chunk, ..CreateOptions::new(span, 0) }).await?;
+            pool.create("v", &CreateOptions::new(span, 0).with_chunk(chunk)).await?;
             let volume = pool.volume("v")?;
             let before = pool.info().unused;
             pool.device().take();

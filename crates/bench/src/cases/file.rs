@@ -22,7 +22,7 @@ pub type FilePool = Pool<UringDevice>;
 /// Creates a pool of `size` bytes in a new file and opens it.
 pub async fn make(rt: &Rt, path: &Path, size: u64) -> Result<FilePool> {
     let device = UringDevice::create(rt, path, size, false, &DeviceOptions::default())?;
-    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-2", now: 0, journal: None }).await?;
+    Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-2", 0)).await?;
     Ok(Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?)
 }
 

@@ -56,7 +56,10 @@ pub struct Bed {
 /// Returns the options of `forkdisk protect --chunk`.
 pub fn protection(chunk: u64) -> ProtectOptions {
     let when_full = OriginFull::Error;
-    ProtectOptions { place: OriginPlace::at("disk", 0), chunk, copy_ahead: COPY_AHEAD, when_full, now: 0 }
+    ProtectOptions::new(OriginPlace::at("disk", 0), 0)
+        .with_chunk(chunk)
+        .with_copy_ahead(COPY_AHEAD)
+        .with_when_full(when_full)
 }
 
 /// Requests that reached the disks.
@@ -83,7 +86,7 @@ impl Bed {
             (vec![disk.clone()], Part::new(disk, span, size)?)
         };
         disks.iter().for_each(|disk| disk.pause(true));
-        let format = FormatOptions { size, uuid: *b"forkdisk-bench-4", now: 0, journal: None };
+        let format = FormatOptions::new(size, *b"forkdisk-bench-4", 0);
         Pool::format(&of_pool, &format).await?;
         let pool = Pool::open(of_pool, Rc::new(rt.clone()), OpenOptions::default()).await?;
         pool.protect(NAME, Part::new(disks[0].clone(), 0, span)?, &protection(chunk)).await?;
@@ -93,7 +96,7 @@ impl Bed {
 
     /// Takes a snapshot of the origin, called `name`.
     pub async fn snapshot(&self, name: &str, independent: bool) -> Result<()> {
-        let flags = SnapshotFlags { independent, ..SnapshotFlags::default() };
+        let flags = SnapshotFlags::default().with_independent(independent);
         self.pool.snapshot_with(&[(NAME, name)], flags, 0).await?;
         Ok(())
     }

@@ -97,6 +97,6 @@ impl Work {
 /// Creates a pool of `size` bytes in memory.
 pub async fn fresh(rt: &Rt, size: u64, options: OpenOptions) -> Result<RamPool> {
     let device = RecordingDevice::new(MemoryDevice::new(size), zeroes_are_data);
-    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-1", now: 0, journal: None }).await?;
+    Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-1", 0)).await?;
     Ok(Pool::open(device, Rc::new(rt.clone()), options).await?)
 }

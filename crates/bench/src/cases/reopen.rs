@@ -88,7 +88,7 @@ pub fn run(_: &Context<'_>) -> Result<Vec<Row>> {
 async fn crash(rt: Rt) -> Result<Crashed> {
     let size = ram::POOL;
     let device = Held { memory: MemoryDevice::new(size), held: Rc::default() };
-    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-1", now: 0, journal: None }).await?;
+    Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-1", 0)).await?;
     let pool = Pool::open(device.clone(), Rc::new(rt.clone()), OpenOptions::default()).await?;
     for i in 0..VOLUMES {
         pool.create(&format!("v{i}"), &CreateOptions::new(1 << 30, 0)).await?;

@@ -61,7 +61,7 @@ impl Bed {
     /// Creates a pool of `size` bytes with an empty volume.
     pub async fn new(rt: &Rt, size: u64, volume: CreateOptions, options: OpenOptions) -> Result<Bed> {
         let device = RecordingDevice::new(Sparse::new(size), zeroes_are_data);
-        Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-3", now: 0, journal: None }).await?;
+        Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-3", 0)).await?;
         let pool = Pool::open(device, Rc::new(rt.clone()), options).await?;
         pool.create("v", &volume).await?;
         let volume = pool.volume("v")?;

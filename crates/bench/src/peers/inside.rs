@@ -81,7 +81,7 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
 async fn make_pool(rt: &Rt, disk: &Disk, size: u64, chunk: Option<u64>) -> Result<Pool<Part<Disk>>> {
     let start = if chunk.is_some() { size } else { 0 };
     let part = Part::new(disk.clone(), start, disk.len().saturating_sub(start))?;
-    let options = FormatOptions { size: part.len(), uuid: *b"forkdisk-bench-5", now: 0, journal: None };
+    let options = FormatOptions::new(part.len(), *b"forkdisk-bench-5", 0);
     Pool::format(&part, &options).await?;
     let pool = Pool::open(part, Rc::new(rt.clone()), OpenOptions::default()).await?;
     match chunk {

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-use forkdisk_control::{runtime_dir, uuid_text};
+use forkdisk_control::runtime_dir;
 
 use super::{Attachment, list};
 
@@ -74,7 +74,7 @@ fn wanted(dir: &Path, attached: &[Attachment]) -> BTreeMap<PathBuf, PathBuf> {
             continue;
         }
         if let Some(uuid) = runtime_dir::pool_identity(&attachment.pool) {
-            let name = Path::new(BY_UUID).join(uuid_text(&uuid)).join(object);
+            let name = Path::new(BY_UUID).join(forkdisk::uuid_text(&uuid)).join(object);
             wanted.insert(name, attachment.device.clone());
         }
         if let Some(name) = name_of(&attachment.pool) {

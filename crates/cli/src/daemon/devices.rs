@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::Pool;
-use forkdisk_control::{Failure, FailureKind, params};
+use forkdisk::{ErrorKind, Pool};
+use forkdisk_control::{Failure, params};
 use forkdisk_nbd::Export;
 use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_missing};
 
@@ -56,13 +56,13 @@ impl Devices {
         let inner = &self.0;
         inner.pool.find(&attach.object)?;
         if let Some(why) = ublk_missing() {
-            return Err(Failure::new(FailureKind::Unsupported, why));
+            return Err(Failure::new(ErrorKind::Unsupported, why));
         }
         let export = Rc::new(forkdisk_nbd::Exports::open(&*inner.exports, &attach.object)?);
         let size = export.size();
         if size < SECTOR {
             let text = format!("it has {size} bytes, and a block device has at least one sector of {SECTOR}");
-            return Err(Failure::new(FailureKind::Invalid, text));
+            return Err(Failure::new(ErrorKind::Invalid, text));
         }
         let read_only = attach.read_only || export.info().read_only;
         let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
@@ -125,7 +125,7 @@ impl Devices {
     pub async fn detach(&self, device: String) -> Result<(), Failure> {
         let found = self.0.all.borrow().iter().find(|a| a.device.path() == Path::new(&device)).cloned();
         let Some(found) = found else {
-            return Err(Failure::new(FailureKind::NotFound, format!("{device} is no device of this daemon")));
+            return Err(Failure::new(ErrorKind::NotFound, format!("{device} is no device of this daemon")));
         };
         let stopped = found.device.stop().await;
         drop(found);
@@ -135,7 +135,7 @@ impl Devices {
         while record.exists() {
             if waited > PATIENCE {
                 let text = format!("{device} was stopped, and its last requests have not ended after {PATIENCE:?}");
-                return Err(Failure::new(FailureKind::Busy, text));
+                return Err(Failure::new(ErrorKind::Busy, text));
             }
             self.0.runtime.sleep_for(LOOK).await;
             waited += LOOK;

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::LocalFuture;
-use forkdisk_control::{ClientRecord, Event, Failure, FailureKind, Guard, Host, Status, params};
+use forkdisk::{ErrorKind, LocalFuture};
+use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
@@ -122,7 +122,7 @@ impl Host for Daemon {
             let mut waited = Duration::ZERO;
             while !force && !end.wanted.has_happened() && !data.clients().is_empty() {
                 if waited >= LEAVING {
-                    return Err(Failure::new(FailureKind::Busy, in_use(&pool, &data.clients())));
+                    return Err(Failure::new(ErrorKind::Busy, in_use(&pool, &data.clients())));
                 }
                 runtime.sleep_for(LOOK).await;
                 waited += LOOK;

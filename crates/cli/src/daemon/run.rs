@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use forkdisk::{OpenOptions, Pool};
 use forkdisk_control::{
     Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, ServerOptions as ControlOptions,
-    Session, Status, params, runtime_dir, uuid_text,
+    Session, Status, params, runtime_dir,
 };
 use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
@@ -123,7 +123,7 @@ pub fn run(
         let opened = open_device_in_turn(global, &runtime, || open_device(&runtime, &path, access)).await;
         let (device, _lock) = opened.map_err(|error| served_already(global, &path).unwrap_or(error))?;
         let volatile_file = VolatileFile::of(&path, !read_only);
-        let options = OpenOptions { volatile: volatile_file.log(), ..settings.pool.clone() };
+        let options = settings.pool.clone().with_volatile(volatile_file.log());
         let pool = open_pool(device, &runtime, &path, options).await?;
         let end = Rc::new(End::default());
         let outcome = serve(&path, &runtime, &pool, (&settings, room), signals, &end, announce).await;
@@ -175,7 +175,7 @@ fn identity(path: &Path, pool: &Pool<UringDevice>, sockets: &Sockets, settings: 
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_string(),
         pool: path.display().to_string(),
-        uuid: uuid_text(&pool.info().uuid),
+        uuid: forkdisk::uuid_text(&pool.info().uuid),
         file: runtime_dir::file_identity(path)?,
         socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
         clients: Vec::new(),

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{Device, FormatOptions, OpenOptions, Pool, PoolInfo};
-use forkdisk_control::{PoolRecord, runtime_dir, uuid_text};
+use forkdisk::{Device, FormatOptions, Pool, PoolInfo};
+use forkdisk_control::{PoolRecord, runtime_dir};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
@@ -55,7 +55,7 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     if size == 0 && !is_block_device(&path) {
         bail!("{}: a pool in a file needs a size above 0, as in --size 20G", path.display());
     }
-    let options = FormatOptions { size, uuid: random_uuid()?, now: now(), journal: args.journal };
+    let options = FormatOptions::new(size, random_uuid()?, now()).with_journal(args.journal);
     if size > 0 {
         // Checked before any contents of the target are lost.
         options.check().with_context(|| path.display().to_string())?;
@@ -79,7 +79,7 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
 /// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. A pool that cannot
 /// be read may be overwritten.
 async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Result<()> {
-    let found = runtime_dir::pool_identity(path).map(|uuid| uuid_text(&uuid));
+    let found = runtime_dir::pool_identity(path).map(|uuid| forkdisk::uuid_text(&uuid));
     let shown = path.display();
     if let Some(destroy) = destroy {
         return match found {
@@ -90,7 +90,7 @@ async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Resu
     }
     let Some(uuid) = found else { return Ok(()) };
     let (device, _lock) = open_device(runtime, path, Access::Read)?;
-    let options = OpenOptions { read_only: true, ..host::open_options() };
+    let options = host::open_options().with_read_only(true);
     let pool = match Pool::open(device, Rc::new(runtime.clone()), options).await {
         Ok(pool) => pool,
         Err(error) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{GatherPolicy, OpenOptions, Pool};
+use forkdisk::{GatherPolicy, Pool};
 use forkdisk_control::{Client, params};
 use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Config, Rt, Signals, UringDevice};
@@ -142,7 +142,11 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let volatile_file = VolatileFile::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, volatile_file.log(), COMMIT_INTERVAL);
         // The kernel passes the time with each write to a file.
-        let engine = OpenOptions { read_only, volatile, commit_interval, clock: None, ..host::open_options() };
+        let engine = host::open_options()
+            .with_read_only(read_only)
+            .with_volatile(volatile)
+            .with_commit_interval(commit_interval)
+            .with_clock(None);
         let open = open_pool(device, &runtime, &pool, engine).await?;
         let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");

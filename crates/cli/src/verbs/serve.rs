@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{OpenOptions, WhenFull};
+use forkdisk::WhenFull;
 use forkdisk_control::ServerOptions as ControlOptions;
 use forkdisk_nbd::{ServerOptions, nbd_uri};
 use forkdisk_uring::SocketAccess;
@@ -114,15 +114,13 @@ fn settings(config: &Configuration) -> Result<Settings> {
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),
         syslog: config.path(&key::SYSLOG),
-        pool: OpenOptions {
-            cache: config.size(&key::CACHE)?,
-            dirty: config.size(&key::DIRTY)?,
-            discard: config.switch(&key::DISCARD)?,
-            commit_interval: config.time(&key::COMMIT_INTERVAL)?,
-            low_water: config.share(&key::LOW_WATER)?,
-            when_full,
-            ..host::open_options()
-        },
+        pool: host::open_options()
+            .with_cache(config.size(&key::CACHE)?)
+            .with_dirty(config.size(&key::DIRTY)?)
+            .with_discard(config.switch(&key::DISCARD)?)
+            .with_commit_interval(config.time(&key::COMMIT_INTERVAL)?)
+            .with_low_water(config.share(&key::LOW_WATER)?)
+            .with_when_full(when_full),
         data: ServerOptions {
             max_connections: config.count(&key::MAX_CONNECTIONS)?,
             max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
@@ -208,10 +206,10 @@ mod tests {
         let shown = |options: &ServerOptions| format!("{options:?}");
         assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
-        let OpenOptions { when_full, commit_interval, .. } = settings.pool;
+        let (when_full, commit_interval) = (settings.pool.when_full, settings.pool.commit_interval);
         // Each open has its own random number.
         let host = settings.pool.host.clone();
-        let pool = OpenOptions { when_full, commit_interval, host, ..host::open_options() };
+        let pool = host::open_options().with_when_full(when_full).with_commit_interval(commit_interval).with_host(host);
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }

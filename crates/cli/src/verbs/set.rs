@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{GatherPolicy, OpenOptions};
-use forkdisk_control::{params, uuid_text};
+use forkdisk::GatherPolicy;
+use forkdisk_control::params;
 use forkdisk_uring::Config;
 
 use crate::cli::Global;
@@ -141,7 +141,7 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
         let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         // Replays the journal and volatile log, and refuses a pool that another host has open.
         let volatile_file = VolatileFile::of(path, false);
-        let options = OpenOptions { volatile: volatile_file.log(), ..host::open_options() };
+        let options = host::open_options().with_volatile(volatile_file.log());
         let pool = open_pool(device.clone(), &runtime, path, options).await?;
         close_pool(&pool).await.with_context(|| format!("{shown}: closing the pool"))?;
         volatile_file.remove();
@@ -154,7 +154,7 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
     print_if_json(
         global,
         &match change {
-            PoolChange::NewUuid => serde_json::json!({ "uuid": uuid_text(&uuid) }),
+            PoolChange::NewUuid => serde_json::json!({ "uuid": forkdisk::uuid_text(&uuid) }),
             PoolChange::Heartbeat(interval) => serde_json::json!({ "multihost": interval.as_secs_f64() }),
         },
     )

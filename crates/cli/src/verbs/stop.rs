@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use forkdisk::ErrorKind;
 use forkdisk_control::{Client, FailureKind, params, runtime_dir};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -93,7 +94,7 @@ pub fn end(mut client: Client, clients: Clients) -> Result<Cause> {
     let cause = loop {
         match client.call(params::Stop { force }, None, |_| {}) {
             Ok(_) => break Cause::This,
-            Err(refused) if clients == Clients::Wait && refused.kind == FailureKind::Busy => thread::sleep(AGAIN),
+            Err(refused) if clients == Clients::Wait && refused.kind == ErrorKind::Busy => thread::sleep(AGAIN),
             Err(failure) if clients == Clients::Wait && failure.kind == FailureKind::Ending => break Cause::Another,
             Err(failure) => return Err(failure.into()),
         }

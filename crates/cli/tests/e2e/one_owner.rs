@@ -246,8 +246,8 @@ fn a_pool_that_another_host_has_open_is_refused_and_named() {
         forkdisk_uring::block_on(forkdisk_uring::Config::default(), |runtime| async move {
             let options = forkdisk_uring::DeviceOptions::default();
             let device = forkdisk_uring::UringDevice::open(&runtime, &elsewhere, &options).unwrap();
-            let identity = HostIdentity { name: "elsewhere".into(), boot: [9; 16], open: [1; 16] };
-            let options = OpenOptions { host: Some(identity), ..OpenOptions::default() };
+            let identity = HostIdentity::new("elsewhere", [9; 16], [1; 16]);
+            let options = OpenOptions::default().with_host(Some(identity));
             let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.unwrap();
             pool.create("theirs", &forkdisk::CreateOptions::new(1 << 20, 1)).await.unwrap();
             opened.send(()).unwrap();

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::thread;
 
-use forkdisk_control::{Client as Control, FailureKind, Method, PoolRecord, VolumeRecord, params};
+use forkdisk::ErrorKind;
+use forkdisk_control::{Client as Control, Method, PoolRecord, VolumeRecord, params};
 
 use crate::harness::{Lab, POOL, Server, wait_until};
 use crate::nbd::Client;
@@ -69,7 +70,7 @@ impl Served {
         let delete = params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false };
         wait_until("they are not in use", || match self.control.call(delete.clone(), None, |_| {}) {
             Ok(_) => true,
-            Err(failure) if failure.kind == FailureKind::Busy => false,
+            Err(failure) if failure.kind == ErrorKind::Busy => false,
             Err(failure) => panic!("delete {names:?}: {failure}"),
         });
     }

@@ -14,13 +14,13 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use forkdisk::{MAX_VOLUME_SIZE, PAGE_SIZE};
+use forkdisk::{ErrorKind, MAX_VOLUME_SIZE, PAGE_SIZE};
 use forkdisk_uring::lock_image;
 use rustix::event::PollFlags;
 use rustix::fs::{Advice, fadvise};
 
 use crate::bridge::{Gone, Sender};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::files::{STEP_BYTES, is_ready};
 use crate::sparse::{DataRuns, nonzero_pages};
 
@@ -80,7 +80,7 @@ fn send(parts: &Parts, part: Part) -> Result<(), Stopped> {
 }
 
 fn invalid(text: impl Into<String>) -> Stopped {
-    Some(Failure::new(FailureKind::Invalid, text))
+    Some(Failure::new(ErrorKind::Invalid, text))
 }
 
 fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopped> {

@@ -4,7 +4,9 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-use crate::failure::{Failure, FailureKind};
+use forkdisk::ErrorKind;
+
+use crate::failure::Failure;
 
 const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -42,14 +44,14 @@ pub enum Piece {
 fn broken(error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            Failure::new(FailureKind::Io, "the program that reads the image has ended")
+            Failure::new(ErrorKind::Io, "the program that reads the image has ended")
         }
         _ => Failure::file("the image cannot be read", error),
     }
 }
 
 fn odd(what: &str) -> Failure {
-    Failure::new(FailureKind::Io, format!("the program that reads the image does not speak NBD as expected: {what}"))
+    Failure::new(ErrorKind::Io, format!("the program that reads the image does not speak NBD as expected: {what}"))
 }
 
 impl Export {

@@ -1,8 +1,8 @@
 //! How volumes are copied: break policies, throttles, settings and figures of the copier.
 
-use forkdisk::{BreakPolicy, Throttle};
+use forkdisk::{BreakPolicy, ErrorKind, Throttle};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::CopierRecord;
 use crate::session::Session;
@@ -12,7 +12,7 @@ pub fn policy(name: &str) -> Result<BreakPolicy, Failure> {
     match name {
         "split" => Ok(BreakPolicy::Split),
         "copy" => Ok(BreakPolicy::Copy),
-        _ => Err(Failure::new(FailureKind::Invalid, format!("there is no break policy '{name}': split and copy are"))),
+        _ => Err(Failure::new(ErrorKind::Invalid, format!("there is no break policy '{name}': split and copy are"))),
     }
 }
 
@@ -42,7 +42,7 @@ pub async fn copier(session: &Session, p: params::Copier) -> Result<CopierRecord
     };
     if p.subjob_size.is_some() || p.split_count.is_some() || p.buffers.is_some() || p.offload.is_some() {
         let text = "subjob_size, split_count, buffers and offload are the whole pool's: set them without a volume";
-        return Err(Failure::new(FailureKind::Invalid, text));
+        return Err(Failure::new(ErrorKind::Invalid, text));
     }
     let old = pool.copying(name)?.throttle;
     let new = changed(old, &p);

@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use super::Call;
-use crate::failure::{Failure, FailureKind};
+use forkdisk::ErrorKind;
+
+use crate::failure::Failure;
 use crate::method::params;
 use crate::observer::Step;
 use crate::reply::Gathering;
@@ -18,7 +20,7 @@ pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result
     };
     let report = session.pool.gather(&p.object, tell).await?;
     if call.cancelled.load(Ordering::Relaxed) {
-        return Err(Failure::new(FailureKind::Io, "gathering was cancelled; another `defrag` continues it"));
+        return Err(Failure::new(ErrorKind::Io, "gathering was cancelled; another `defrag` continues it"));
     }
     let after = session.pool.find(&p.object)?;
     Ok(Gathering {

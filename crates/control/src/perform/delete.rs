@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use super::look::select;
 use super::{Call, SHOWN_COUNT, refuse_in_use, settle_later};
-use crate::failure::{Failure, FailureKind};
+use forkdisk::ErrorKind;
+
+use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::Deletion;
 use crate::session::Session;
@@ -36,7 +38,7 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
 /// Returns the names of all objects to delete, in the order of the list.
 async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
     if p.objects.iter().any(String::is_empty) || p.objects.is_empty() {
-        return Err(Failure::new(FailureKind::Invalid, "name what is to be deleted"));
+        return Err(Failure::new(ErrorKind::Invalid, "name what is to be deleted"));
     }
     let all: Vec<String> = select(session, &p.objects).await?.into_iter().map(|info| info.name).collect();
     if p.recursive {
@@ -47,7 +49,7 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
     for name in &p.objects {
         if !found.contains(name) {
             let text = format!("{name} is a folder: -r deletes everything in it");
-            return Err(Failure::new(FailureKind::Invalid, text));
+            return Err(Failure::new(ErrorKind::Invalid, text));
         }
     }
     let snapshots_of = |name: &&String| {
@@ -59,7 +61,7 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
         let (shown, more) = shorten(&left);
         let text =
             format!("there are snapshots left: {shown}{more}; -r deletes them too (-n shows what it would delete)");
-        return Err(Failure::new(FailureKind::Busy, text));
+        return Err(Failure::new(ErrorKind::Busy, text));
     }
     Ok(all.iter().filter(|name| named.contains(name.as_str())).cloned().collect())
 }

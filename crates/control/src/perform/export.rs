@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use forkdisk::{Buf, Volume};
+use forkdisk::{Buf, ErrorKind, Volume};
 use forkdisk_uring::UringDevice;
 
 use super::Call;
 use crate::bridge::{self, Gone, Sender};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::files::{Chunk, STEP_BYTES, write_image};
 use crate::method::params;
 use crate::observer::Step;
@@ -47,7 +47,7 @@ pub async fn export(session: &Session, p: params::Export, call: &Call) -> Result
     // Requests in flight end before the volume is released.
     while reader.window.pop().await.is_some() {}
     drop(reader);
-    let broken = || Err(Failure::new(FailureKind::Io, "the export broke off"));
+    let broken = || Err(Failure::new(ErrorKind::Io, "the export broke off"));
     let written = outcome.receive().await.unwrap_or_else(broken);
     match read {
         Err(Stop::Failed(failure)) => Err(failure),

@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use super::Call;
-use crate::failure::{Failure, FailureKind};
+use forkdisk::ErrorKind;
+
+use crate::failure::Failure;
 use crate::method::params;
 use crate::observer::Step;
 use crate::reply::Flattening;
@@ -18,7 +20,7 @@ pub async fn flatten(session: &Session, p: params::Flatten, call: &Call) -> Resu
     };
     let report = session.pool.flatten(&p.volume, tell).await?;
     if !report.independent {
-        return Err(Failure::new(FailureKind::Io, "flattening was cancelled; another `flatten` continues it"));
+        return Err(Failure::new(ErrorKind::Io, "flattening was cancelled; another `flatten` continues it"));
     }
     let after = session.pool.find(&p.volume)?;
     Ok(Flattening { name: after.name, referenced: after.referenced, copied: report.copied })

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forkdisk::{Volume, VolumeInfo};
+use forkdisk::{ErrorKind, Volume, VolumeInfo};
 use forkdisk_uring::UringDevice;
 
 use super::volumes::create_options;
@@ -66,11 +66,11 @@ fn check_free(all: &[VolumeInfo], wanted: &str) -> Result<(), Failure> {
         let name = info.name.split('@').next().unwrap_or_default();
         if name == wanted {
             let text = format!("{wanted} exists already: choose another name, or delete it first");
-            return Err(Failure::new(FailureKind::Exists, text));
+            return Err(Failure::new(ErrorKind::Exists, text));
         }
         if below(wanted, name) || below(name, wanted) {
             let text = format!("{wanted}: {name} exists, and a name is never both a volume and a folder");
-            return Err(Failure::new(FailureKind::Exists, text));
+            return Err(Failure::new(ErrorKind::Exists, text));
         }
     }
     Ok(())
@@ -129,7 +129,7 @@ async fn copy(
                 at
             }
             Some(Part::End(len)) => return writer.set_len(len).await,
-            None => return Err(Failure::new(FailureKind::Io, "the image was not read to its end")),
+            None => return Err(Failure::new(ErrorKind::Io, "the image was not read to its end")),
         };
         call.observer.reached(Step::bytes("importing", reached, total));
         next = parts.receive().await;
@@ -152,7 +152,7 @@ impl Writer<'_> {
             None => Ok(()),
             Some(wanted) => {
                 let text = format!("the image is longer than the requested size ({wanted} bytes)");
-                Err(Failure::new(FailureKind::Invalid, text))
+                Err(Failure::new(ErrorKind::Invalid, text))
             }
         }
     }

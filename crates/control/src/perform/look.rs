@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use forkdisk::{Extent, VolumeInfo};
+use forkdisk::{ErrorKind, Extent, VolumeInfo};
 
 use super::Call;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::{Change, Diff, DuRecord, Piece, PieceMap, Usage, VolumeRecord};
 use crate::session::Session;
@@ -103,7 +103,7 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
     }
     if let Some(object) = objects.iter().find(|object| !object.is_empty() && !hit.contains(object.as_str())) {
         let text = format!("{object}: there is no such volume or snapshot; `forkdisk list` shows what there is");
-        return Err(Failure::new(FailureKind::NotFound, text));
+        return Err(Failure::new(ErrorKind::NotFound, text));
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)

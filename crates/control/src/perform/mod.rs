@@ -17,9 +17,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use forkdisk::VolumeInfo;
+use forkdisk::{ErrorKind, VolumeInfo};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::{Reply, Request};
 use crate::observer::{Observer, Silent, Step};
 use crate::origins;
@@ -51,7 +51,7 @@ impl Call {
     fn file(&self) -> Result<std::fs::File, Failure> {
         let none = || {
             let text = "no file came with the request: its descriptor is passed with SCM_RIGHTS";
-            Failure::new(FailureKind::Invalid, text)
+            Failure::new(ErrorKind::Invalid, text)
         };
         let fd = self.file.as_ref().ok_or_else(none)?;
         Ok(fd.try_clone().map_err(|e| Failure::file("the file cannot be used", e))?.into())
@@ -126,14 +126,14 @@ fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> 
     }
     let Some(device) = session.host().devices(name).into_iter().next() else { return Ok(()) };
     let text = format!("{name} is attached as {device}: `forkdisk detach {device}` first");
-    Err(Failure::new(FailureKind::Busy, text))
+    Err(Failure::new(ErrorKind::Busy, text))
 }
 
 /// As [`settle`], for verbs whose effect does not depend on the freed space. If the file system
 /// under the pool is full, returns the message that says that the space is freed later.
 pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
     match settle(session, call).await {
-        Err(failure) if failure.kind == FailureKind::NoSpace => Ok(Some(failure.message)),
+        Err(failure) if failure.kind == ErrorKind::NoSpace => Ok(Some(failure.message)),
         settled => settled.map(|()| None),
     }
 }
@@ -152,7 +152,7 @@ fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Resul
     users.truncate(SHOWN_COUNT);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let text = format!("{} is in use by {}{more}: {otherwise}", info.name, users.join(", "));
-    Err(Failure::new(FailureKind::Busy, text))
+    Err(Failure::new(ErrorKind::Busy, text))
 }
 
 /// Most entries of a list that a message shows.

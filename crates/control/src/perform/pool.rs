@@ -3,7 +3,7 @@
 use forkdisk::ErrorKind;
 
 use super::Call;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::{Check, PoolRecord};
 use crate::session::Session;
@@ -13,7 +13,7 @@ pub async fn grow(session: &Session, p: params::Grow) -> Result<PoolRecord, Fail
     let old = session.pool.info().size;
     if p.size < old {
         let text = format!("the pool has {} ({old} bytes) already: it can only grow", human(old));
-        return Err(Failure::new(FailureKind::Invalid, text));
+        return Err(Failure::new(ErrorKind::Invalid, text));
     }
     session.pool.grow(p.size).await?;
     Ok((&session.pool.info()).into())

@@ -1,10 +1,10 @@
 //! Creation and changes of volumes.
 
-use forkdisk::{CreateOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
+use forkdisk::{CreateOptions, ErrorKind, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
 use super::{Call, refuse_attached, refuse_in_use, settle_later};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::method::params;
 use crate::origins;
 use crate::reply::VolumeRecord;
@@ -12,7 +12,7 @@ use crate::session::Session;
 use crate::size::human;
 
 fn invalid(text: String) -> Failure {
-    Failure::new(FailureKind::Invalid, text)
+    Failure::new(ErrorKind::Invalid, text)
 }
 
 fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
@@ -21,7 +21,7 @@ fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
 
 /// Returns the options for a new volume of `size` bytes.
 pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> CreateOptions {
-    let mut options = CreateOptions { gather: GatherPolicy::USUAL, ..CreateOptions::new(size, session.now()) };
+    let mut options = CreateOptions::new(size, session.now()).with_gather(GatherPolicy::USUAL);
     if let Some(chunk) = chunk {
         options.chunk = chunk;
     }
@@ -88,7 +88,8 @@ pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeReco
 
 pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
     let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
-    let flags = SnapshotFlags { independent: p.independent, droppable: p.droppable, writable: p.writable };
+    let flags =
+        SnapshotFlags::NONE.with_independent(p.independent).with_droppable(p.droppable).with_writable(p.writable);
     Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
 }
 

@@ -8,6 +8,7 @@ use crate::types::{PAGE_SIZE, VolumeId};
 
 /// Protection of an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Protection {
     /// Most bytes copied ahead of a sequential writer.
     pub copy_ahead: u64,
@@ -21,6 +22,7 @@ pub struct Protection {
 
 /// Properties of a volume or snapshot.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VolumeInfo {
     /// Number.
     pub id: VolumeId,

@@ -15,6 +15,7 @@ pub struct Moved {
 
 /// Statistics of one client, of a class, or of a whole copier, since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CopyStats {
     /// Jobs that have not started yet, now.
     pub queued: u64,

@@ -22,6 +22,7 @@ impl Requests {
 
 /// Device requests of one kind, in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Traffic {
     /// Reads.
     pub read: Requests,
@@ -31,6 +32,7 @@ pub struct Traffic {
 
 /// Counters since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolStatistics {
     /// All volumes together, including those deleted since.
     pub volumes: VolumeStatistics,

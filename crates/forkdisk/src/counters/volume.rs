@@ -5,6 +5,7 @@ use super::{Counter, Requests};
 
 /// The operation of a request to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Operation {
     /// Reads data.
     Read,
@@ -37,6 +38,7 @@ impl Operation {
 
 /// Returns the operations of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OperationStatistics {
     /// Operations that have ended, with any outcome.
     pub operations: u64,
@@ -52,6 +54,7 @@ pub struct OperationStatistics {
 
 /// First writes that needed a new page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Faults {
     /// Runs of pages where nothing was mapped before.
     pub provision: Requests,
@@ -61,6 +64,7 @@ pub struct Faults {
 
 /// Counters of a volume since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VolumeStatistics {
     /// Operations, in the order of [`Operation::ALL`].
     pub operations: [OperationStatistics; 5],

@@ -6,7 +6,7 @@
 
 /// Implements the named methods of [`Device`](crate::device::Device) by those of a field.
 ///
-/// ```ignore
+/// ```text
 /// impl<D: Device> Device for Counting<D> {
 ///     forward_device! { inner: len block_size buffer read flush cork stripe discard allocate set_len }
 ///     plain_device! { can_clone clone_range zero_range }

@@ -16,6 +16,7 @@ pub const COPIER_USERS: u64 = 5;
 
 /// What a first write to a shared chunk does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BreakPolicy {
     /// Only what is written gets new pages; the rest of the chunk stays shared.
     #[default]
@@ -26,6 +27,7 @@ pub enum BreakPolicy {
 
 /// When scattered pages of a volume are gathered without a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GatherPolicy {
     /// Never.
     #[default]
@@ -153,6 +155,7 @@ impl Default for Throttle {
 
 /// Settings of a pool's copier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CopierSettings {
     /// Most bytes copied by one pair of requests: a multiple of 64 KiB from 64 KiB to 1 MiB.
     pub subjob_size: u32,

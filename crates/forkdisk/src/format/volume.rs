@@ -94,6 +94,7 @@ impl Attributes {
 
 /// Policy for a write of an origin whose old chunk cannot be copied out because the pool is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OriginFull {
     /// The write waits for space, at most this many seconds, then fails with ENOSPC.
     Wait(u32),
@@ -131,6 +132,7 @@ pub struct OriginRecord {
 
 /// Options of a snapshot, given when it is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SnapshotFlags {
     /// It has separate copies instead of sharing the chain's (snapshots of origins).
     pub independent: bool,

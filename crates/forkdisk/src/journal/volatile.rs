@@ -88,6 +88,7 @@ impl fmt::Debug for VolatileMemory {
 
 /// The volatile log of a pool, as it is opened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VolatileLog {
     /// The memory.
     pub memory: VolatileMemory,

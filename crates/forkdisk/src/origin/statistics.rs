@@ -6,6 +6,7 @@ use crate::device::Device;
 
 /// Requests to an origin's own device since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OriginStatistics {
     /// The origin.
     pub name: String,

@@ -24,6 +24,7 @@ const SAMPLE_BYTES: u64 = 4096;
 
 /// Path and outside identity of a device.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct OriginPlace {
     /// Its path, kept for the next open.
     pub path: String,
@@ -42,6 +43,7 @@ impl OriginPlace {
 
 /// Change of a device that an open of its origin accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OriginChange {
     /// None.
     #[default]
@@ -54,6 +56,7 @@ pub enum OriginChange {
 
 /// Options of protecting a device.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ProtectOptions {
     /// The device.
     pub place: OriginPlace,
@@ -69,6 +72,7 @@ pub struct ProtectOptions {
 
 /// An origin as the pool knows it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OriginInfo {
     /// Its name.
     pub name: String,

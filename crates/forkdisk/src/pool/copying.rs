@@ -9,6 +9,7 @@ use crate::format::{BreakPolicy, CopierSettings, Record, Throttle, VolumeState};
 
 /// Settings and figures of a pool's copier.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CopierInfo {
     /// Its settings.
     pub settings: CopierSettings,
@@ -20,6 +21,7 @@ pub struct CopierInfo {
 
 /// Settings and figures of the copies of a volume.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct VolumeCopying {
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,

@@ -13,9 +13,11 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
 const MAX_MAP_LEVELS: u64 = 4;
 
 /// What a pool accepts at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mode {
     /// Everything.
+    #[default]
     ReadWrite,
     /// Reads only: opened read-only.
     ReadOnly,
@@ -27,6 +29,7 @@ pub enum Mode {
 
 /// Properties of a pool. All amounts in bytes.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PoolInfo {
     /// Identity.
     pub uuid: [u8; 16],
@@ -81,6 +84,7 @@ pub const SUPERBLOCK_AT: [u64; 2] =
 
 /// Contents of a superblock that describe the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Recorded {
     /// Identity of the pool.
     pub uuid: [u8; 16],

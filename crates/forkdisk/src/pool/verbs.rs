@@ -25,6 +25,7 @@ const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
 
 /// Options of a new volume.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CreateOptions {
     /// Length in bytes, up to 1 PiB.
     pub size: u64,

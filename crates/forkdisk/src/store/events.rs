@@ -7,6 +7,7 @@ use crate::types::VolumeId;
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PoolEvent {
     /// An origin's oldest droppable snapshot was deleted, durably, because the pool is full.
     Dropped {

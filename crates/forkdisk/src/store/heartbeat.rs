@@ -27,6 +27,7 @@ const READS_PER_BEAT: u32 = 4;
 
 /// The host that opens a pool, and this open.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostIdentity {
     /// Its name, for messages; cut at 64 bytes.
     pub name: String,

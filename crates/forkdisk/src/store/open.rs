@@ -44,6 +44,7 @@ const MIN_POOL_BYTES: u64 = 8 * BLOCK_SIZE;
 
 /// Layout of a new pool.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FormatOptions {
     /// Length of the pool in bytes (8 MiB to 4 PiB; a remainder below 1 MiB is unused). The device must be at
     /// least this long.

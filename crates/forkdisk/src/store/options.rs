@@ -7,6 +7,7 @@ use crate::journal::VolatileLog;
 
 /// What happens to a write that needs space when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// It waits this long for space, then fails with ENOSPC.
     Wait(Duration),
@@ -16,6 +17,7 @@ pub enum WhenFull {
 
 /// Free space below which a pool is low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LowWater {
     /// Percent of the pool.
     Percent(u8),
@@ -35,6 +37,7 @@ impl LowWater {
 
 /// Options of opening a pool.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// Nothing is written, not even by recovery.
     pub read_only: bool,
@@ -84,6 +87,7 @@ impl Default for OpenOptions {
 
 /// What the open found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Recovery {
     /// The pool had been closed in order.
     pub clean: bool,

@@ -28,6 +28,7 @@ const BLOCKS_PER_TURN: u64 = 16;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// Each damaged place.
     pub damage: Vec<String>,

@@ -16,6 +16,7 @@ use crate::store::{changed_error, deleted_error};
 
 /// What a volume refers to, and how much of it is exclusive. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// Mapped.
     pub referenced: u64,

@@ -26,6 +26,7 @@ pub enum DiffClass {
 
 /// A run of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DiffRun {
     /// Start in bytes.
     pub offset: u64,
@@ -37,6 +38,7 @@ pub struct DiffRun {
 
 /// A part of a comparison.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DiffPart {
     /// In ascending order without gaps.
     pub runs: Vec<DiffRun>,

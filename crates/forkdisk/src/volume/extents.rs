@@ -10,6 +10,7 @@ use super::backing::Backing;
 
 /// A run of a volume with one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Extent {
     /// Start in bytes.
     pub offset: u64,

@@ -30,6 +30,7 @@ const LOOKUPS_PER_STEP: usize = 256;
 
 /// Result of flattening a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FlattenReport {
     /// Bytes copied.
     pub copied: u64,

@@ -29,6 +29,7 @@ pub enum Sharing {
 
 /// A run of bytes with one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StatusRun<T> {
     /// Bytes; never 0.
     pub len: u64,

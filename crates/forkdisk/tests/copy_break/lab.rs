@@ -41,7 +41,7 @@ impl Lab {
         });
         let delaying = DelayingDevice::new(failing, Rc::new(clock.clone()), LATENCY);
         let disk = RecordingDevice::new(delaying, |_| true);
-        let options = FormatOptions { size: 256 * MIB, uuid: [1; 16], now: 1, journal: None };
+        let options = FormatOptions::new(256 * MIB, [1; 16], 1);
         clock.run(Pool::format(&disk, &options)).expect("formatted");
         let pool = Lab::open(&clock, &disk);
         Lab { clock, disk, pool, refuse }
@@ -66,7 +66,7 @@ impl Lab {
 
     /// Creates a volume `v` of `size` bytes, all of them written as `fill`, with the snapshot `v@s`.
     pub fn shared(&self, size: u64, chunk: u64, policy: BreakPolicy, fill: u8) -> Volume<Disk> {
-        let options = CreateOptions { chunk, break_policy: policy, ..CreateOptions::new(size, 1) };
+        let options = CreateOptions::new(size, 1).with_chunk(chunk).with_break_policy(policy);
         self.clock.run(self.pool.create("v", &options)).expect("created");
         let volume = self.pool.volume("v").expect("there");
         for at in (0..size).step_by(MIB as usize) {

@@ -37,7 +37,7 @@ fn where_the_device_clones_nothing_is_read_and_only_the_write_is_written() {
     for (at, len, read, written) in [(512 * KIB, 4 * KIB, 0, 4 * KIB), (100, 1000, 4 * KIB, 4 * KIB)] {
         let lab = Lab::new();
         let v = lab.shared(8 * MIB, MIB, BreakPolicy::Copy, 1);
-        let settings = CopierSettings { offload: true, ..CopierSettings::default() };
+        let settings = CopierSettings::default().with_offload(true);
         lab.clock.run(lab.pool.set_copier(settings)).expect("set");
         lab.disk.take();
         let before = lab.pool.statistics();
@@ -188,7 +188,7 @@ fn a_copy_that_fails_leaves_the_old_chunk_and_no_space_taken() {
     for kind in [RequestKind::Read, RequestKind::WriteData] {
         for nth in 0..4 {
             let lab = Lab::new();
-            let settings = CopierSettings { subjob_size: 256 << 10, ..CopierSettings::default() };
+            let settings = CopierSettings::default().with_subjob_size(256 << 10);
             lab.clock.run(lab.pool.set_copier(settings)).expect("set");
             let v = lab.shared(4 * MIB, MIB, BreakPolicy::Copy, 1);
             lab.clock.run(lab.pool.checkpoint()).expect("written");
@@ -246,7 +246,7 @@ fn the_policy_and_the_throttle_last_and_clones_have_them() {
     let throttle = Throttle { percent: 50, bytes_per_second: 3 << 20 };
     lab.clock.run(lab.pool.set_throttle("v", throttle)).expect("set");
     lab.clock.run(lab.pool.clone_volume("v@s", "c", 1)).expect("cloned");
-    let settings = CopierSettings { subjob_size: 1 << 20, split_count: 2, throttle, ..CopierSettings::default() };
+    let settings = CopierSettings::default().with_subjob_size(1 << 20).with_split_count(2).with_throttle(throttle);
     lab.clock.run(lab.pool.set_copier(settings)).expect("set");
     for close in [false, true, true] {
         lab.reopen(close);
@@ -263,7 +263,7 @@ fn the_policy_and_the_throttle_last_and_clones_have_them() {
     let (_, written, _) = lab.counts();
     assert_eq!(written, 4 * KIB);
     assert_eq!(lab.pool.copying("v@s").expect_err("a snapshot").kind(), ErrorKind::ReadOnly);
-    let bad = CopierSettings { buffers: 1, ..settings };
+    let bad = settings.with_buffers(1);
     assert_eq!(lab.clock.run(lab.pool.set_copier(bad)).expect_err("too few").kind(), ErrorKind::Invalid);
 }
 

@@ -24,7 +24,7 @@ const SIZE: u64 = 16 * MIB;
 /// per byte of the volume, modelled times in ms by device, and the time at 5 ms per request.
 fn overwrite(chunk: u64, io: u64, subjob: u64) -> (f64, f64, Vec<f64>, f64) {
     let lab = Lab::new();
-    let settings = CopierSettings { subjob_size: subjob as u32, buffers: 16 * MIB, ..CopierSettings::default() };
+    let settings = CopierSettings::default().with_subjob_size(subjob as u32).with_buffers(16 * MIB);
     lab.clock.run(lab.pool.set_copier(settings)).expect("set");
     let v = lab.shared(SIZE, chunk, BreakPolicy::Copy, 1);
     let from = lab.clock.now();

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
 use forkdisk::testing::Inline;
-use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
+use forkdisk::{BreakPolicy, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
 
 use reader::PAGE;
 
@@ -28,7 +28,7 @@ struct Lab {
 impl Lab {
     fn new(seed: u64, journal: u64) -> Lab {
         let (disk, tasks) = (MemoryDevice::new(POOL), Inline::default());
-        let options = FormatOptions { size: POOL, uuid: *b"a second reader!", now: 1, journal: Some(journal) };
+        let options = FormatOptions::new(POOL, *b"a second reader!", 1).with_journal(Some(journal));
         tasks.run(Pool::format(&disk, &options)).expect("a pool");
         let pool = open(&disk, &tasks);
         Lab { disk, tasks, pool, random: seed, made: 0 }
@@ -117,7 +117,7 @@ impl Lab {
                 tasks.run(pool.set_break_policy(&name, policy)).expect("set");
             }
             25 => {
-                let settings = CopierSettings { split_count: 1 + self.below(8) as u32, ..pool.copier().settings };
+                let settings = pool.copier().settings.with_split_count(1 + self.below(8) as u32);
                 tasks.run(pool.set_copier(settings)).expect("set");
             }
             26 => {

@@ -63,9 +63,9 @@ fn cost(gib: u64, dirty: usize, count: u64) -> Cost {
     let device = Scale { inner: MemoryDevice::new(size * 5 / 2), data: Rc::default(), metadata: Rc::default() };
     let counters = device.clone();
     tasks.clone().run(async move {
-        let format = FormatOptions { size: size * 5 / 2, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(size * 5 / 2, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
-        let options = OpenOptions { dirty: dirty << 20, ..OpenOptions::default() };
+        let options = OpenOptions::default().with_dirty(dirty << 20);
         let pool = Pool::open(device.clone(), Rc::new(tasks), options).await.expect("it opens");
         pool.create("v", &CreateOptions::new(size, 0)).await.expect("a new volume");
         let volume = pool.volume("v").expect("just made");
@@ -155,7 +155,7 @@ async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, round
 fn on_full_pool<D: Device + Clone + 'static>(tasks: &Inline, device: D, test: impl AsyncFnOnce(&Pool<D>) + 'static) {
     let (runtime, size) = (Rc::new(tasks.clone()), device.len());
     tasks.run(async move {
-        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(size, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
         let open = || Pool::open(device.clone(), runtime.clone(), OpenOptions::default());
         let pool = open().await.expect("it opens");
@@ -221,7 +221,7 @@ fn the_error_of_a_volume_without_a_name_says_so() {
         (is_armed.get() && request.kind == RequestKind::WriteData).then(|| std::io::Error::other("planned"))
     });
     tasks.clone().run(async move {
-        let format = FormatOptions { size: 64 << 20, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(64 << 20, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
         let pool = Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default()).await.expect("it opens");
         let volume = pool.create_unnamed(&CreateOptions::new(1 << 20, 0)).expect("a volume");

@@ -146,8 +146,8 @@ fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
 #[test]
 fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
     for delay in (0..600).step_by(20) {
-        let log = VolatileLog { memory: VolatileMemory::new(vec![0; 1 << 20]), identity: [1; 32], write: true };
-        let options = OpenOptions { volatile: Some(log), ..OpenOptions::default() };
+        let log = VolatileLog::new(VolatileMemory::new(vec![0; 1 << 20]), [1; 32]);
+        let options = OpenOptions::default().with_volatile(Some(log));
         let tape = Lab::run(64, options.clone(), move |lab| async move {
             let volume = lab.volume("v", 4).await;
             write_and_flush(&lab, &volume, 900, 0).await;

@@ -80,7 +80,7 @@ impl Lab {
         let tasks = Inline::default();
         let disks = [mib << 20, SIZE].map(|len| Noted::new(len, &tasks));
         tasks.clone().run(async move {
-            let format = FormatOptions { size: mib << 20, uuid: [7; 16], now: 0, journal: None };
+            let format = FormatOptions::new(mib << 20, [7; 16], 0);
             Pool::format(&disks[0], &format).await.expect("a new pool");
             let pool = Pool::open(disks[0].clone(), Rc::new(tasks.clone()), OpenOptions::default()).await;
             let lab = Lab { tasks, pool: pool.expect("it opens"), disks: disks.clone() };
@@ -91,7 +91,8 @@ impl Lab {
                 [forkdisk::device::Segment { offset: 0, at: 0, len: SIZE as usize }].into_iter().collect();
             disks[1].write(first, whole, false).await.0.expect("memory");
             let (place, when_full) = (OriginPlace::at("/dev/x", 0), OriginFull::Error);
-            let protect = ProtectOptions { place, chunk: 64 << 10, copy_ahead: 0, when_full, now: 1 };
+            let protect =
+                ProtectOptions::new(place, 1).with_chunk(64 << 10).with_copy_ahead(0).with_when_full(when_full);
             lab.pool.protect("disk", disks[1].clone(), &protect).await.expect("it can be protected");
             lab.pool.snapshot_with(&[("disk", "a")], flags, 1).await.expect("a snapshot");
             lab.write("disk", 512 << 10, stamp(5000, 256)).await;
@@ -113,7 +114,7 @@ impl Lab {
     }
 }
 
-const PLAIN: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
+const PLAIN: SnapshotFlags = SnapshotFlags::NONE;
 
 #[test]
 fn a_flattened_clone_reads_the_same_and_holds_nothing() {
@@ -184,7 +185,7 @@ fn what_was_copied_before_it_was_stopped_is_not_copied_again() {
 
 #[test]
 fn a_clone_of_a_writable_snapshot_keeps_what_was_written_there() {
-    let flags = SnapshotFlags { writable: true, ..PLAIN };
+    let flags = PLAIN.with_writable(true);
     Lab::run(64, flags, |lab| async move {
         let before = lab.read("c").await;
         lab.write("disk@a", 0, stamp(8000, 1000)).await;

@@ -608,8 +608,8 @@ async fn expect_all(lab: &Lab, volume: &Disk, pages: u64) {
 
 #[test]
 fn a_pool_that_takes_over_a_volatile_log_gathers_only_once_it_is_open() {
-    let log = VolatileLog { memory: VolatileMemory::new(vec![0; 1 << 20]), identity: [1; 32], write: true };
-    let options = OpenOptions { volatile: Some(log), ..OpenOptions::default() };
+    let log = VolatileLog::new(VolatileMemory::new(vec![0; 1 << 20]), [1; 32]);
+    let options = OpenOptions::default().with_volatile(Some(log));
     let tape = Lab::run(64, options.clone(), |lab| async move {
         drop(scattered_clone(&lab, 4).await);
         let new = lab.volume("new", 1).await;

@@ -146,7 +146,7 @@ impl Lab {
         let tasks = Inline::default();
         let tape = Tape::new(mib << 20, &tasks);
         tasks.clone().run(async move {
-            let format = FormatOptions { size: mib << 20, uuid: [7; 16], now: 0, journal: None };
+            let format = FormatOptions::new(mib << 20, [7; 16], 0);
             Pool::format(&tape, &format).await.expect("a new pool");
             let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");
             test(Lab { tasks, tape, pool }).await

@@ -11,7 +11,7 @@ type Write = LocalFuture<Result<()>>;
 
 /// Returns options that keep no unchanged metadata in memory.
 fn forgetful() -> OpenOptions {
-    OpenOptions { cache: 16 * 4096, ..OpenOptions::default() }
+    OpenOptions::default().with_cache(16 * 4096)
 }
 
 async fn all(writes: Vec<Write>) {
@@ -103,7 +103,7 @@ fn writes_in_place_stay_behind_a_neighbour_that_completes_its_page() {
 
 #[test]
 fn order_holds_while_checkpoints_run_and_writers_wait_for_them() {
-    let options = OpenOptions { dirty: 64 << 10, ..OpenOptions::default() };
+    let options = OpenOptions::default().with_dirty(64 << 10);
     Lab::run(512, options, |lab| async move {
         let volume = lab.volume("v", 64).await;
         lab.fill(&volume).await;
@@ -180,7 +180,7 @@ async fn full(lab: &Lab) -> (Disk, Disk) {
 #[test]
 fn without_space_writes_in_place_pass_and_the_others_keep_their_order() {
     let patience = Duration::from_secs(60);
-    let options = OpenOptions { when_full: WhenFull::Wait(patience), ..OpenOptions::default() };
+    let options = OpenOptions::default().with_when_full(WhenFull::Wait(patience));
     Lab::run(16, options, move |lab| async move {
         let (volume, filler) = full(&lab).await;
         let begun = lab.tasks.now();
@@ -205,7 +205,7 @@ fn without_space_writes_in_place_pass_and_the_others_keep_their_order() {
 #[test]
 fn all_who_find_no_space_give_up_after_the_same_time() {
     let patience = Duration::from_secs(60);
-    let options = OpenOptions { when_full: WhenFull::Wait(patience), ..OpenOptions::default() };
+    let options = OpenOptions::default().with_when_full(WhenFull::Wait(patience));
     Lab::run(16, options, move |lab| async move {
         let (volume, _) = full(&lab).await;
         let begun = lab.tasks.now();

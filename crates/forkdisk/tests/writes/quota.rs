@@ -10,7 +10,7 @@ use crate::lab::{Disk, Lab, stamp};
 const PAGE: u64 = 4096;
 
 async fn with_quota(lab: &Lab, name: &str, pages: u64) -> Disk {
-    let options = CreateOptions { quota: pages * PAGE, ..CreateOptions::new(64 << 20, 0) };
+    let options = CreateOptions::new(64 << 20, 0).with_quota(pages * PAGE);
     assert_eq!(lab.pool.create(name, &options).await.expect("a new volume").quota, pages * PAGE);
     lab.pool.volume(name).expect("just made")
 }

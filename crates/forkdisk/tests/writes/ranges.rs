@@ -46,7 +46,7 @@ where
     let (tasks, size) = (Inline::default(), gib * GIB);
     let device = RecordingDevice::new(Sparse(MemoryDevice::new(size)), zeroes_are_data);
     tasks.clone().run(async move {
-        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(size, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
         let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
         let pool = open().await.expect("it opens");

@@ -67,9 +67,9 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
     let writes = Rc::new(Cell::new(0));
     let (made, runtime) = (writes.clone(), tasks.clone());
     tasks.run(async move {
-        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: Some(8 << 20) };
+        let format = FormatOptions::new(size, [7; 16], 0).with_journal(Some(8 << 20));
         Pool::format(&device, &format).await.expect("a new pool");
-        let options = OpenOptions { dirty: DIRTY, ..OpenOptions::default() };
+        let options = OpenOptions::default().with_dirty(DIRTY);
         let pool = Pool::open(device.clone(), Rc::new(runtime.clone()), options).await.expect("it opens");
         pool.create("v", &CreateOptions::new(tables * BLOCK_SIZE, 0)).await.expect("a new volume");
         pool.create("new", &CreateOptions::new(1 << 30, 0)).await.expect("a new volume");
@@ -113,7 +113,7 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
     let tasks = Inline::default();
     let (device, runtime) = (seen.clone(), tasks.clone());
     let journal = tasks.run(async move {
-        let options = OpenOptions { dirty: DIRTY, ..OpenOptions::default() };
+        let options = OpenOptions::default().with_dirty(DIRTY);
         let pool = Pool::open(device, Rc::new(runtime), options).await.expect("it opens");
         pool.info().journal_size
     });
@@ -132,11 +132,10 @@ fn with_a_damaged_log_of_counts_data_can_be_read_and_nothing_else() {
     let device = MemoryDevice::new(64 << 20);
     let runtime = Rc::new(tasks.clone());
     tasks.run(async move {
-        let format = FormatOptions { size: 64 << 20, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(64 << 20, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
-        let open = |read_only| {
-            Pool::open(device.clone(), runtime.clone(), OpenOptions { read_only, ..OpenOptions::default() })
-        };
+        let open =
+            |read_only| Pool::open(device.clone(), runtime.clone(), OpenOptions::default().with_read_only(read_only));
         let pool = open(false).await.expect("it opens");
         pool.create("v", &CreateOptions::new(8 << 20, 0)).await.expect("a new volume");
         let volume = pool.volume("v").expect("just made");

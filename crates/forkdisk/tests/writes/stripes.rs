@@ -280,7 +280,7 @@ fn a_held_end_that_cannot_be_written_fails_all_who_have_a_part_in_it() {
 #[test]
 fn a_pipelining_client_is_written_in_whole_stripes_and_the_journal_never_waits() {
     run(|tasks, array, device| async move {
-        let format = FormatOptions { size: LEN, uuid: [7; 16], now: 0, journal: None };
+        let format = FormatOptions::new(LEN, [7; 16], 0);
         Pool::format(&device, &format).await.expect("a new pool");
         let pool = Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default()).await.expect("it opens");
         pool.create("v", &CreateOptions::new(256 << 20, 0)).await.expect("a new volume");

@@ -10,7 +10,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 
 fn options(clock: bool) -> OpenOptions {
     let clock = clock.then_some((|| 77) as fn() -> i64);
-    OpenOptions { clock, commit_interval: INTERVAL, ..OpenOptions::default() }
+    OpenOptions::default().with_clock(clock).with_commit_interval(INTERVAL)
 }
 
 fn modified(volume: &Disk) -> Option<i64> {

@@ -103,7 +103,7 @@ impl Mount {
 fn with_pool(work: impl AsyncFnOnce(Rt, MemoryDevice)) {
     block_on(Config { buffers: Vec::new(), ..Config::default() }, |rt| async move {
         let device = MemoryDevice::new(64 << 20);
-        let options = FormatOptions { size: 64 << 20, uuid: [7; 16], now: 1, journal: None };
+        let options = FormatOptions::new(64 << 20, [7; 16], 1);
         Pool::format(&device, &options).await.unwrap();
         work(rt, device).await;
     })

@@ -18,7 +18,7 @@ async fn pool(rt: &Rt) -> Pool<UringDevice> {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("pool");
     let device = UringDevice::create(rt, &path, 64 << 20, false, &DeviceOptions::default()).expect("a file");
-    let options = FormatOptions { size: device.len(), uuid: [7; 16], now: 0, journal: None };
+    let options = FormatOptions::new(device.len(), [7; 16], 0);
     Pool::format(&device, &options).await.expect("a pool");
     Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await.expect("it opens")
 }

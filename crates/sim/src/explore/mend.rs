@@ -35,7 +35,7 @@ pub fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64
     }
     let truths = truths(image, older);
     if is_of_counts {
-        let read_only = OpenOptions { read_only: true, ..open_options(&image.setup, None) };
+        let read_only = open_options(&image.setup, None).with_read_only(true);
         let session = open(&harmed.medium, read_only, number)?
             .map_err(|e| violation(format!("damaged counts, and the pool cannot be opened for reading: {e}")))?;
         if compare(&session, &truths, &BTreeSet::new())? == Verdict::Reported {

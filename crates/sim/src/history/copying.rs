@@ -27,11 +27,11 @@ fn copied_chunk(draw: u64) -> u64 {
 /// Returns the options of a new volume. `copies`: most break sharing by copying.
 pub(super) fn options(size: u64, name: &str, copies: bool) -> CreateOptions {
     let draw = size ^ name.len() as u64;
-    let plain = CreateOptions { chunk: chunk(draw), ..CreateOptions::new(size, 1) };
+    let plain = CreateOptions::new(size, 1).with_chunk(chunk(draw));
     if !copies || mix(&[draw]).is_multiple_of(4) {
         return plain;
     }
-    CreateOptions { chunk: copied_chunk(draw), break_policy: BreakPolicy::Copy, ..plain }
+    plain.with_chunk(copied_chunk(draw)).with_break_policy(BreakPolicy::Copy)
 }
 
 /// Returns a throttle, none most often; slow ones let a sub-job pass every few virtual seconds.
@@ -80,13 +80,12 @@ impl Run<'_> {
         let mut rng = Rng::new(op.draws[1]);
         let subjob_size = (64 << 10) * (1 + rng.below(4) as u32);
         let least = 5 * u64::from(subjob_size);
-        let settings = CopierSettings {
-            subjob_size,
-            split_count: 1 + rng.below(8) as u32,
-            buffers: if rng.one_in(3) { 8 << 20 } else { least + rng.below(2) * (64 << 10) },
-            throttle: throttle(&mut rng),
-            offload: rng.one_in(2),
-        };
+        let settings = CopierSettings::default()
+            .with_subjob_size(subjob_size)
+            .with_split_count(1 + rng.below(8) as u32)
+            .with_buffers(if rng.one_in(3) { 8 << 20 } else { least + rng.below(2) * (64 << 10) })
+            .with_throttle(throttle(&mut rng))
+            .with_offload(rng.one_in(2));
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
         let text = format!("set the copier to {settings:?}");
         self.submit(OperationState::Upkeep("set copier"), start, Vec::new(), text, async move {

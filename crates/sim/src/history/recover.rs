@@ -76,25 +76,21 @@ pub fn new_memory(lasting: bool) -> Option<VolatileMemory> {
 
 /// Returns the options that go with such memory.
 pub fn lasting_options(memory: Option<&VolatileMemory>) -> OpenOptions {
-    let log = |memory: &VolatileMemory| VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
-    OpenOptions {
-        volatile: memory.map(log),
-        commit_interval: if memory.is_some() { INTERVAL } else { Duration::ZERO },
-        ..OpenOptions::default()
-    }
+    let log = |memory: &VolatileMemory| VolatileLog::new(memory.clone(), [1; 32]);
+    let interval = if memory.is_some() { INTERVAL } else { Duration::ZERO };
+    OpenOptions::default().with_volatile(memory.map(log)).with_commit_interval(interval)
 }
 
 /// Returns the options a run opens its pool with.
 pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
-    OpenOptions {
-        cache: setup.cache,
-        dirty: setup.dirty,
-        when_full: setup.when_full,
-        discard: setup.discard,
-        // Times of changes are separate records.
-        clock: mix(&[setup.seed, 41]).is_multiple_of(3).then_some(|| 1),
-        ..lasting_options(memory)
-    }
+    // Times of changes are separate records.
+    let has_clock = mix(&[setup.seed, 41]).is_multiple_of(3);
+    lasting_options(memory)
+        .with_cache(setup.cache)
+        .with_dirty(setup.dirty)
+        .with_when_full(setup.when_full)
+        .with_discard(setup.discard)
+        .with_clock(has_clock.then_some(|| 1))
 }
 
 /// Opens `medium`, verifies everything against `model` and the control operations that were in flight, and

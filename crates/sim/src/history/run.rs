@@ -550,7 +550,7 @@ impl<'a> Run<'a> {
 pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 8]));
     let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));
-    let options = FormatOptions { size, uuid: setup.uuid, now: 1, journal: Some(setup.journal) };
+    let options = FormatOptions::new(size, setup.uuid, 1).with_journal(Some(setup.journal));
     let device = disk.clone();
     let made = exec.run(PATIENCE_STEPS, async move { Pool::format(&device, &options).await })?;
     let mask = mix(&[setup.seed, 10]);

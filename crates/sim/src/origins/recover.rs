@@ -94,13 +94,16 @@ fn p6(what: impl Into<String>) -> Violation {
 }
 
 fn options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
-    OpenOptions { cache: setup.cache, dirty: setup.dirty, ..lasting_options(memory) }
+    lasting_options(memory).with_cache(setup.cache).with_dirty(setup.dirty)
 }
 
 /// Returns how an origin is protected in all histories.
 pub fn protection(setup: &Setup, draw: u64) -> ProtectOptions {
     let (copy_ahead, when_full) = setup.policy(draw);
-    ProtectOptions { place: OriginPlace::at(PATH, 0), chunk: setup.chunk, copy_ahead, when_full, now: 1 }
+    ProtectOptions::new(OriginPlace::at(PATH, 0), 1)
+        .with_chunk(setup.chunk)
+        .with_copy_ahead(copy_ahead)
+        .with_when_full(when_full)
 }
 
 /// Creates a pool that protects an origin of zeroes, with one volume beside it.
@@ -112,7 +115,7 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
     let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
     let memory = new_memory(setup.lasting);
     let (open, protect) = (options(setup, memory.as_ref()), protection(setup, setup.seed));
-    let format = FormatOptions { size: setup.pool, uuid: [9; 16], now: 1, journal: Some(1 << 20) };
+    let format = FormatOptions::new(setup.pool, [9; 16], 1).with_journal(Some(1 << 20));
     let volume = forkdisk::CreateOptions::new(super::run::VOLUME_BYTES, 1);
     let made = exec.run(PATIENCE_STEPS, async move {
         Pool::format(&device, &format).await?;

@@ -11,7 +11,7 @@ use forkdisk_sim::executor::Executor;
 pub const PATIENCE_STEPS: u64 = 100_000_000;
 pub const CHUNK: u64 = 64 << 10;
 pub const MIB: u64 = 1 << 20;
-pub const CHAINED: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
+pub const CHAINED: SnapshotFlags = SnapshotFlags::NONE;
 
 /// A pool and an origin on separate disks.
 #[derive(Clone)]
@@ -61,7 +61,10 @@ impl World {
 }
 
 pub fn options(copy_ahead: u64, when_full: OriginFull) -> ProtectOptions {
-    ProtectOptions { place: OriginPlace::at("/dev/x", 0), chunk: CHUNK, copy_ahead, when_full, now: 1 }
+    ProtectOptions::new(OriginPlace::at("/dev/x", 0), 1)
+        .with_chunk(CHUNK)
+        .with_copy_ahead(copy_ahead)
+        .with_when_full(when_full)
 }
 
 /// Runs `test` on a pool of `pool` bytes that protects an origin of `origin` bytes as "org".
@@ -96,7 +99,7 @@ pub fn run_seeded<F>(
     let disks = [pool, origin].map(|len| SimDisk::new(Medium::blank(config, len), &exec, len));
     let (device, other, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
     let opened = exec.run(PATIENCE_STEPS, async move {
-        let options = FormatOptions { size: pool, uuid: [7; 16], now: 1, journal: None };
+        let options = FormatOptions::new(pool, [7; 16], 1);
         Pool::format(&device, &options).await.unwrap();
         let pool = Pool::open(device, runtime, open).await.unwrap();
         pool.protect("org", other, &protect).await.unwrap();

@@ -14,9 +14,7 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::Poll;
 
-use forkdisk::{
-    Buf, CreateOptions, DiffClass, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags,
-};
+use forkdisk::{Buf, CreateOptions, DiffClass, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions};
 use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
 
 use lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, at_step, options, restarted, run, run_seeded, run_with};
@@ -142,7 +140,7 @@ fn a_thousand_chained_snapshots_cost_a_write_what_one_does() {
 #[test]
 fn independent_snapshots_have_a_copy_each() {
     run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
-        let independent = SnapshotFlags { independent: true, ..CHAINED };
+        let independent = CHAINED.with_independent(true);
         for i in 0..4 {
             w.snapshot(&format!("s{i}"), independent).await;
         }
@@ -258,7 +256,7 @@ fn one_instant_for_an_origin_and_a_volume_of_the_pool() {
         w.write("org", 0, 4096, 1).await;
         w.write("vol", 0, 4096, 1).await;
         assert_eq!((w.byte("org@x", 0, 4096).await, w.byte("vol@x", 0, 4096).await), (0, 0));
-        let flags = SnapshotFlags { independent: true, ..CHAINED };
+        let flags = CHAINED.with_independent(true);
         let refused = w.pool.snapshot_with(&[("vol", "y")], flags, 1).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Invalid);
     });
@@ -290,9 +288,9 @@ fn a_full_pool_stops_the_write_and_leaves_origin_and_snapshots_as_they_are() {
 
 #[test]
 fn a_write_is_not_refused_for_tables_that_it_does_not_need() {
-    let small = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
+    let small = options(0, OriginFull::Error).with_chunk(4096);
     run(11 * MIB, 4 * MIB, small, |w| async move {
-        let independent = SnapshotFlags { independent: true, ..CHAINED };
+        let independent = CHAINED.with_independent(true);
         for name in ["a", "b", "c", "d", "e"] {
             w.snapshot(name, independent).await;
         }
@@ -311,7 +309,7 @@ fn a_write_is_not_refused_for_tables_that_it_does_not_need() {
 #[test]
 fn the_oldest_snapshot_that_may_be_is_dropped_and_no_other() {
     run(9 * MIB, 16 * MIB, options(MIB, OriginFull::DropOldest), |w| async move {
-        let droppable = SnapshotFlags { droppable: true, ..CHAINED };
+        let droppable = CHAINED.with_droppable(true);
         w.snapshot("old", droppable).await;
         w.write("org", 0, 2 * MIB, 1).await;
         w.snapshot("keep", CHAINED).await;
@@ -389,7 +387,7 @@ fn bad_options_change_nothing() {
 #[test]
 fn a_large_range_is_looked_through_once_however_small_the_cache_is() {
     // 8,192 exceptions: some 130 pages of the ordered map, of which the cache holds a dozen.
-    let small = OpenOptions { cache: 64 << 10, ..OpenOptions::default() };
+    let small = OpenOptions::default().with_cache(64 << 10);
     let mut protect = options(0, OriginFull::Error);
     protect.chunk = 4096;
     run_with(small, 128 * MIB, 32 * MIB, protect, |w| async move {
@@ -423,7 +421,7 @@ fn a_large_range_is_looked_through_once_however_small_the_cache_is() {
 #[test]
 fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
     run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
-        let writable = SnapshotFlags { writable: true, ..CHAINED };
+        let writable = CHAINED.with_writable(true);
         w.snapshot("old", CHAINED).await;
         w.snapshot("s", writable).await;
         w.write("org@s", 4096, 4096, 7).await;
@@ -457,7 +455,7 @@ fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
 #[test]
 fn a_checkpoint_between_a_dead_snapshots_map_and_its_exceptions_leaves_a_whole_pool() {
     run(64 * MIB, 16 * MIB, options(0, OriginFull::Error), |w| async move {
-        w.snapshot("s", SnapshotFlags { writable: true, ..CHAINED }).await;
+        w.snapshot("s", CHAINED.with_writable(true)).await;
         for i in 0..200 {
             w.write("org", i * CHUNK, 4096, 1).await;
         }
@@ -487,8 +485,8 @@ fn a_checkpoint_between_a_dead_snapshots_map_and_its_exceptions_leaves_a_whole_p
 
 #[test]
 fn a_large_read_of_a_snapshot_ends_however_small_the_cache_is() {
-    let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
-    let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
+    let protect = options(0, OriginFull::Error).with_chunk(4096);
+    let open = OpenOptions::default().with_cache(64 << 10).with_dirty(64 << 10);
     run_with(open, 128 * MIB, 32 * MIB, protect, |w| async move {
         w.write("org", 0, 32 * MIB, 1).await;
         w.snapshot("a", CHAINED).await;

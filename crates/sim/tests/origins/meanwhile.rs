@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use forkdisk::{Buf, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions};
+use forkdisk::{Buf, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 use forkdisk_sim::planted::{self, Bug};
 
@@ -183,8 +183,8 @@ fn an_acknowledged_snapshot_stays_when_another_flush_of_its_origin_fails() {
 fn lost_by_a_cold_deletion(seed: u64) -> u64 {
     let wrong = Rc::new(Cell::new(0));
     let out = wrong.clone();
-    let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
-    let small = OpenOptions { cache: 16 << 10, ..OpenOptions::default() };
+    let protect = options(0, OriginFull::Error).with_chunk(4096);
+    let small = OpenOptions::default().with_cache(16 << 10);
     run_seeded(seed, small, 64 * MIB, 4 * MIB, protect, move |w| async move {
         w.write("org", 0, 4 * MIB, 1).await;
         // Pieces of the first snapshot lie between those of the second, in the order of chunks: leaves of the

@@ -25,7 +25,7 @@ fn shuffled(seed: u64, pause: u64) -> usize {
     let (runtime, device, record) = (Rc::new(exec.clone()), origin.clone(), origin.clone());
     let clock = exec.clone();
     let recording = exec.run(PATIENCE_STEPS, async move {
-        let format = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: None };
+        let format = FormatOptions::new(64 * MIB, [7; 16], 1);
         Pool::format(&pool, &format).await.unwrap();
         let pool = Pool::open(pool, runtime, OpenOptions::default()).await.unwrap();
         pool.protect("org", device, &options(8 * MIB, OriginFull::Error)).await.unwrap();

@@ -90,7 +90,7 @@ fn what_was_written_before_a_crash_makes_no_other_disk() {
 #[test]
 fn a_device_of_another_identity_is_refused_unless_its_contents_were_copied_there() {
     run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
-        let at = |identity: &str| OriginPlace { identity: identity.into(), ..place() };
+        let at = |identity: &str| place().with_identity(identity);
         w.write("org", 0, MIB, 1).await;
         w.pool.detach_origin("org", || 0).await.unwrap();
         let attach = async |identity| w.pool.attach_origin("org", w.disks[1].clone(), &at(identity)).await;

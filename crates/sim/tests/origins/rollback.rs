@@ -3,9 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use forkdisk::{
-    Buf, CreateOptions, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags,
-};
+use forkdisk::{Buf, CreateOptions, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 
 use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, at_step, options, restarted, run, run_with};
@@ -40,9 +38,9 @@ fn a_rollback_moves_what_differs_and_no_more() {
 
 #[test]
 fn writes_during_a_rollback_stay_and_the_next_rollback_ignores_them() {
-    let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
+    let protect = options(0, OriginFull::Error).with_chunk(4096);
     // Hardly any page of the map of exceptions stays in memory.
-    let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
+    let open = OpenOptions::default().with_cache(64 << 10).with_dirty(64 << 10);
     run_with(open, 128 * MIB, 32 * MIB, protect, |w| async move {
         w.write("org", 0, 32 * MIB, 1).await;
         w.snapshot("a", CHAINED).await;
@@ -109,7 +107,7 @@ fn a_rollback_survives_closing_and_waits_for_room() {
 fn no_snapshot_is_dropped_because_the_origins_own_device_is_full() {
     run(64 * MIB, 8 * MIB, options(0, OriginFull::DropOldest), |w| async move {
         w.write("org", 0, MIB, 1).await;
-        w.snapshot("old", SnapshotFlags { droppable: true, ..CHAINED }).await;
+        w.snapshot("old", CHAINED.with_droppable(true)).await;
         w.write("org", 0, MIB, 2).await;
         w.snapshot("a", CHAINED).await;
         w.write("org", 0, MIB, 3).await;
@@ -170,7 +168,7 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
 fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_ended() {
     run(64 * MIB, 4 * CHUNK, options(0, OriginFull::Error), |w| async move {
         w.write("org", 0, 4 * CHUNK, 1).await;
-        w.snapshot("a", SnapshotFlags { writable: true, ..CHAINED }).await;
+        w.snapshot("a", CHAINED.with_writable(true)).await;
         // A separate page, which is written in place from now on.
         w.write("org@a", 0, 4096, 2).await;
         w.pool.volume("org@a").unwrap().flush().await.unwrap();

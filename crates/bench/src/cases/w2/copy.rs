@@ -69,7 +69,7 @@ fn measure(cell: &Cell, span: u64) -> Result<Vec<Row>> {
 }
 
 fn options(cell: &Cell, span: u64) -> CreateOptions {
-    CreateOptions { chunk: cell.chunk, break_policy: BreakPolicy::Copy, ..CreateOptions::new(span, 0) }
+    CreateOptions::new(span, 0).with_chunk(cell.chunk).with_break_policy(BreakPolicy::Copy)
 }
 
 fn record(cell: &Cell, span: u64, shared: bool) -> Result<Recording> {
@@ -109,7 +109,7 @@ fn timed(cell: &Cell, span: u64, subjob: Option<u32>) -> Result<Duration> {
     block_on(Config::default(), |rt: Rt| async move {
         let size = 8 * span + (64 << 20);
         let device = DelayingDevice::new(Sparse::new(size), Rc::new(rt.clone()), LATENCY);
-        Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-4", now: 0, journal: None }).await?;
+        Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-4", 0)).await?;
         let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?;
         pool.create("v", &volume).await?;
         let v = pool.volume("v")?;
@@ -117,7 +117,7 @@ fn timed(cell: &Cell, span: u64, subjob: Option<u32>) -> Result<Duration> {
         load::run(&rt, &pool, &v, &fill).await?;
         if let Some(subjob_size) = subjob {
             let buffers = 16 << 20;
-            pool.set_copier(CopierSettings { subjob_size, buffers, ..CopierSettings::default() }).await?;
+            pool.set_copier(CopierSettings::default().with_subjob_size(subjob_size).with_buffers(buffers)).await?;
             pool.snapshot(&[("v", "s")], 0).await?;
         }
         pool.checkpoint().await?;

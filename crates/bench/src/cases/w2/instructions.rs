@@ -124,7 +124,7 @@ pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
     let (shared, served, count): (_, _, u64) = (what.starts_with("break"), what.ends_with("-served"), count.parse()?);
     block_on(Config::default(), |rt| async move {
         let device = MemoryDevice::new(4 * SPAN);
-        let format = FormatOptions { size: 4 * SPAN, uuid: *b"forkdisk-bench-5", now: 0, journal: None };
+        let format = FormatOptions::new(4 * SPAN, *b"forkdisk-bench-5", 0);
         Pool::format(&device, &format).await?;
         let options = if served { as_served() } else { OpenOptions::default() };
         let pool = Pool::open(device, std::rc::Rc::new(rt.clone()), options).await?;
@@ -146,8 +146,8 @@ pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
 
 fn as_served() -> OpenOptions {
     let memory = VolatileMemory::new(vec![0; MIN_VOLATILE_BYTES.max(4096 + (2 << 20))]);
-    let volatile = Some(VolatileLog { memory, identity: [0; 32], write: true });
-    OpenOptions { volatile, commit_interval: Duration::from_secs(5), clock: Some(|| 0), ..OpenOptions::default() }
+    let volatile = Some(VolatileLog::new(memory, [0; 32]));
+    OpenOptions::default().with_volatile(volatile).with_commit_interval(Duration::from_secs(5)).with_clock(Some(|| 0))
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     if context.scale > Scale::Quick {
         context.say("  a volume of 1 TiB, budget 2 GiB");
         let count = context.scale.pick(0, 1 << 20, 1 << 21);
-        let options = OpenOptions { dirty: LARGE_BUDGET, ..OpenOptions::default() };
+        let options = OpenOptions::default().with_dirty(LARGE_BUDGET);
         rows.extend(on_large(&label("random/4k-1t-budget-2g"), large, count, options)?);
     }
     Ok(rows)

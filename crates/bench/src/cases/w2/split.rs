@@ -46,7 +46,7 @@ fn measure(cell: &Cell, span: u64) -> Result<Vec<Row>> {
 fn record(cell: &Cell, span: u64, shared: bool) -> Result<Recording> {
     let (cell, job) = (*cell, cell.dd(span));
     block_on(Config::default(), |rt| async move {
-        let volume = CreateOptions { chunk: cell.chunk, ..CreateOptions::new(span, 0) };
+        let volume = CreateOptions::new(span, 0).with_chunk(cell.chunk);
         let bed = Bed::new(&rt, 8 * span, volume, OpenOptions::default()).await?;
         bed.fill(span).await?;
         if shared {

@@ -52,11 +52,11 @@ fn measure(cell: &Cell, path: &Path, span: u64, size: u64, times: usize) -> Resu
     let (cell, path) = (*cell, path.to_path_buf());
     block_on(Config::default(), |rt| async move {
         let device = UringDevice::open(&rt, &path, &DeviceOptions::default())?;
-        Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-4", now: 0, journal: None }).await?;
+        Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-4", 0)).await?;
         // No discards, since holes would have to be allocated again.
-        let options = OpenOptions { discard: false, ..OpenOptions::default() };
+        let options = OpenOptions::default().with_discard(false);
         let pool = Pool::open(device, Rc::new(rt.clone()), options).await?;
-        pool.create(VOLUME, &CreateOptions { chunk: cell.chunk, ..CreateOptions::new(span, 0) }).await?;
+        pool.create(VOLUME, &CreateOptions::new(span, 0).with_chunk(cell.chunk)).await?;
         let volume = pool.volume(VOLUME)?;
         let fill = Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) };
         load::run(&rt, &pool, &volume, &fill).await?;

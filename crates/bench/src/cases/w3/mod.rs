@@ -48,7 +48,7 @@ impl Arrival {
     fn record(&self, span: u64) -> Result<Recording> {
         let job = self.job(span);
         block_on(Config::default(), |rt| async move {
-            let volume = CreateOptions { chunk: 512 << 10, ..CreateOptions::new(span, 0) };
+            let volume = CreateOptions::new(span, 0).with_chunk(512 << 10);
             let bed = Bed::new(&rt, 8 << 30, volume, OpenOptions::default()).await?;
             bed.record(&job).await
         })?

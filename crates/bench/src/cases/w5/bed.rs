@@ -223,9 +223,8 @@ async fn serve(
     let device = UringDevice::create(rt, file, size, false, &DeviceOptions::default())?;
     let device = RecordingDevice::new(device, |_| true);
     device.pause(true);
-    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
-    let pool =
-        Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
+    Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-5", 0)).await?;
+    let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default().with_discard(false)).await?;
     let options = VolumesOptions {
         dir: dir.to_path_buf(),
         uid: 0,

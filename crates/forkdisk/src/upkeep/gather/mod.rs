@@ -43,6 +43,7 @@ const MAX_TRIES: usize = 4;
 
 /// Result of gathering a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct GatherReport {
     /// Bytes that were moved.
     pub moved: u64,

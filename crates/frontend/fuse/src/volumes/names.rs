@@ -63,7 +63,7 @@ impl<D: Device> Volumes<D> {
 
     fn make_file(&self, header: &Header, name: &str, mode: u32) -> Outcome<(Entry, forkdisk::Volume<D>)> {
         let path = self.path_in(header.node, name)?;
-        let options = CreateOptions { gather: self.options.gather, ..CreateOptions::new(0, now().seconds as u64) };
+        let options = CreateOptions::new(0, now().seconds as u64).with_gather(self.options.gather);
         let volume = self.pool.create_file(&path, &options, self.fresh_in(parent(&path), header, mode, Kind::File)?)?;
         self.touch_folder(parent(&path))?;
         Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))

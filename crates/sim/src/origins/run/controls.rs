@@ -55,7 +55,10 @@ impl Run<'_> {
             return Ok(());
         }
         let writable = sources == [origin] && op.draws[3].is_multiple_of(3);
-        let flags = SnapshotFlags { independent, droppable: op.draws[2].is_multiple_of(3), writable };
+        let flags = SnapshotFlags::NONE
+            .with_independent(independent)
+            .with_droppable(op.draws[2].is_multiple_of(3))
+            .with_writable(writable);
         for &key in &sources {
             if !self.is_certain(key)? {
                 return Ok(());
