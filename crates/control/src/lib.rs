@@ -42,7 +42,7 @@ pub use origins::{attach_origins, detach_origins};
 pub use perform::{Call, gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
-    PoolRecord, Status, Usage, VolumeRecord,
+    Status, Usage, VolumeRecord,
 };
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

@@ -1,12 +1,12 @@
 //! The methods of the protocol: one table that defines requests, replies and their names.
 
+use forkdisk::PoolInfo;
 use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::reply::{
-    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, PoolRecord, Status, Usage,
-    VolumeRecord,
+    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Usage, VolumeRecord,
 };
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
@@ -406,9 +406,9 @@ methods! {
     "delete" Delete => Deletion,
     "protect" Protect => VolumeRecord,
     "unprotect" Unprotect => Deletion,
-    "grow" Grow => PoolRecord,
+    "grow" Grow => PoolInfo,
     "check" Check => Check,
-    "stats" Stats => PoolRecord,
+    "stats" Stats => PoolInfo,
     "statistics" Statistics => Box<Statistics>,
     "status" Status => Status,
     "mount" Mount => Done,

@@ -1,104 +1,33 @@
 //! Results as JSON objects. Sizes are bytes, times seconds since 1970.
 
-use forkdisk::{
-    CheckReport, CopierInfo, DiffClass, DiffRun, Extent, PAGE_SIZE, PoolInfo, SnapshotFlags, VolumeCopying, VolumeInfo,
-    uuid_text,
-};
+use std::ops::Deref;
+
+use forkdisk::{CheckReport, CopierInfo, DiffClass, DiffRun, Extent, PAGE_SIZE, VolumeCopying, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
 /// A volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VolumeRecord {
-    /// Its number, never used again for another volume or snapshot of the pool.
-    #[serde(default)]
-    pub id: u64,
-    /// `volume` or `volume@snapshot`.
-    pub name: String,
-    /// `volume`, `snapshot` or `origin`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// Its length.
-    pub size: u64,
-    /// Bytes mapped.
-    pub referenced: u64,
-    /// Of them, scattered bytes: not behind those before them in their MiB of the volume.
-    pub scattered: u64,
-    /// Bytes that a first write reserves around itself.
-    pub chunk: u64,
-    /// What a first write to a shared chunk does: `split` or `copy`.
-    #[serde(rename = "break")]
-    pub break_policy: String,
-    /// When its scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in `20%`.
-    pub gather: String,
-    /// Most bytes it may have mapped; `null` for no limit.
-    pub quota: Option<u64>,
-    /// What it was cloned from, `null` if nothing or if that was deleted; for an origin the path of its device.
-    pub origin: Option<String>,
-    /// The number of what it was cloned from, `null` if nothing or if that was deleted.
-    #[serde(default)]
-    pub origin_id: Option<u64>,
-    /// The snapshot of an origin that shows through to it and is held by it; `null` if there is none.
-    pub depends_on: Option<String>,
-    /// Creation time.
-    pub created: u64,
-    /// Options a snapshot was taken with: `independent`, `droppable`, `writable`.
-    pub flags: Vec<String>,
-    /// How an origin is protected; `null` for everything else.
-    pub protection: Option<ProtectionRecord>,
+    /// Its properties.
+    #[serde(flatten)]
+    pub info: VolumeInfo,
     /// Why space that a verb freed is not available yet: the file system under the pool is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
 }
 
-/// How an origin is protected.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProtectionRecord {
-    /// Most bytes copied ahead of a sequential writer.
-    pub copy_ahead: u64,
-    /// `wait:SECONDS`, `error` or `drop-oldest`.
-    pub when_full: String,
-    /// Whether it was stopped cleanly and has not been written since.
-    pub clean: bool,
-    /// The snapshot that a rollback under way restores, else `null`.
-    pub rolling: Option<String>,
-}
-
-fn flag_names(flags: SnapshotFlags) -> Vec<String> {
-    let all = [(flags.independent, "independent"), (flags.droppable, "droppable"), (flags.writable, "writable")];
-    all.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name.to_string()).collect()
-}
-
 impl From<&VolumeInfo> for VolumeRecord {
     fn from(info: &VolumeInfo) -> VolumeRecord {
-        VolumeRecord {
-            id: info.id.0,
-            name: info.name.clone(),
-            kind: match () {
-                () if info.protected => "origin",
-                () if info.snapshot => "snapshot",
-                () => "volume",
-            }
-            .to_string(),
-            size: info.size,
-            referenced: info.referenced,
-            scattered: info.scattered,
-            chunk: info.chunk,
-            break_policy: info.break_policy.to_string(),
-            gather: info.gather.to_string(),
-            quota: (info.quota > 0).then_some(info.quota),
-            origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
-            origin_id: info.origin_id.map(|id| id.0),
-            depends_on: (!info.depends_on.is_empty()).then(|| info.depends_on.clone()),
-            created: info.created,
-            flags: flag_names(info.flags),
-            protection: info.protection.clone().map(|protection| ProtectionRecord {
-                copy_ahead: protection.copy_ahead,
-                when_full: protection.when_full.to_string(),
-                clean: protection.clean,
-                rolling: protection.rolling,
-            }),
-            waits: None,
-        }
+        VolumeRecord { info: info.clone(), waits: None }
+    }
+}
+
+impl Deref for VolumeRecord {
+    type Target = VolumeInfo;
+
+    fn deref(&self) -> &VolumeInfo {
+        &self.info
     }
 }
 
@@ -382,64 +311,6 @@ impl Check {
     }
 }
 
-/// The pool as a whole.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names are those of `forkdisk::PoolInfo`, which says what they mean")]
-pub struct PoolRecord {
-    pub uuid: String,
-    pub created: u64,
-    /// `rw`, `ro`, `out-of-data-space` or `failed`.
-    pub mode: String,
-    pub size: u64,
-    pub used: u64,
-    pub free: u64,
-    pub freeing: u64,
-    pub low_water: u64,
-    pub low: bool,
-    pub metadata: u64,
-    pub volumes: u64,
-    pub origins: u64,
-    pub snapshots: u64,
-    pub kept: u64,
-    /// Bytes that volumes have mapped, each volume counted separately, and how many of them are
-    /// scattered.
-    pub referenced: u64,
-    pub scattered: u64,
-    pub dirty: u64,
-    pub journal_size: u64,
-    pub journal_used: u64,
-    pub generation: u64,
-    pub clean: bool,
-}
-
-impl From<&PoolInfo> for PoolRecord {
-    fn from(info: &PoolInfo) -> PoolRecord {
-        PoolRecord {
-            uuid: uuid_text(&info.uuid),
-            created: info.created,
-            mode: info.mode.to_string(),
-            size: info.size,
-            used: info.used,
-            free: info.free,
-            freeing: info.freeing,
-            low_water: info.low_water,
-            low: info.low,
-            metadata: info.metadata,
-            volumes: info.volumes,
-            origins: info.origins,
-            snapshots: info.snapshots,
-            kept: info.kept,
-            referenced: info.referenced,
-            scattered: info.scattered,
-            dirty: info.dirty,
-            journal_size: info.journal_size,
-            journal_used: info.journal_used,
-            generation: info.generation,
-            clean: info.clean,
-        }
-    }
-}
-
 /// A daemon and its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
@@ -477,6 +348,39 @@ pub struct ClientRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Reads a record and writes it again: names, order and form of the fields are those of the protocol.
+    #[track_caller]
+    fn assert_same_bytes<T: Serialize + for<'a> Deserialize<'a>>(parts: &[&str]) {
+        let text = parts.concat();
+        let record: T = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&record).unwrap(), text);
+    }
+
+    #[test]
+    fn records_of_volumes_have_the_same_bytes_as_ever() {
+        assert_same_bytes::<VolumeRecord>(&[
+            r#"{"id":7,"name":"vm1","type":"volume","size":1048576,"referenced":8192,"scattered":4096,"chunk":65536,"#,
+            r#""break":"split","gather":"20%","quota":null,"origin":"base@clean","origin_id":5,"depends_on":null,"#,
+            r#""created":1795261446,"flags":[],"protection":null}"#,
+        ]);
+        assert_same_bytes::<VolumeRecord>(&[
+            r#"{"id":8,"name":"db","type":"origin","size":1048576,"referenced":0,"scattered":0,"chunk":65536,"#,
+            r#""break":"copy","gather":"auto","quota":4096,"origin":"/dev/sdb","origin_id":null,"depends_on":"db@a","#,
+            r#""created":1,"flags":["droppable","writable"],"protection":{"copy_ahead":8388608,"#,
+            r#""when_full":"wait:60","clean":true,"rolling":"db@a"},"waits":"the host is full"}"#,
+        ]);
+    }
+
+    #[test]
+    fn records_of_pools_have_the_same_bytes_as_ever() {
+        assert_same_bytes::<forkdisk::PoolInfo>(&[
+            r#"{"uuid":"00112233-4455-6677-8899-aabbccddeeff","created":1795261446,"mode":"out-of-data-space","#,
+            r#""size":1,"used":2,"free":3,"freeing":4,"low_water":5,"low":true,"metadata":6,"volumes":7,"origins":8,"#,
+            r#""snapshots":9,"kept":10,"referenced":11,"scattered":12,"dirty":13,"journal_size":14,"#,
+            r#""journal_used":15,"generation":16,"clean":false}"#,
+        ]);
+    }
 
     #[test]
     fn damage_outranks_leaks() {

@@ -129,13 +129,11 @@ pub use format::{
 #[cfg(feature = "planted")]
 pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
-pub use names::uuid_text;
+pub use names::{NoSuchName, parse_uuid, uuid_text};
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
-pub use pool::{
-    Child, CopierInfo, CreateOptions, Mode, Pool, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, recorded,
-};
+pub use pool::{Child, CopierInfo, CreateOptions, Pool, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, recorded};
 pub use runtime::{LocalFuture, Runtime};
 pub use store::{FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, Recovery, WhenFull};
-pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
+pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, Mode, PAGE_SIZE, VolumeId, VolumeKind};
 pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};
 pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume};

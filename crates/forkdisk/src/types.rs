@@ -110,4 +110,32 @@ pub struct Epoch(pub u64);
 
 /// A volume's or snapshot's number, never reused within a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VolumeId(pub u64);
+
+/// What a pool accepts at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Everything.
+    #[default]
+    ReadWrite,
+    /// Reads only: opened read-only.
+    ReadOnly,
+    /// Everything that needs no new space.
+    OutOfDataSpace,
+    /// Reads only until it is opened again: a flush or a metadata write failed.
+    Failed,
+}
+
+/// What a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VolumeKind {
+    /// A volume that can be written.
+    Volume,
+    /// A snapshot of a volume or of an origin.
+    Snapshot,
+    /// An origin: a device that is protected in place.
+    Origin,
+}

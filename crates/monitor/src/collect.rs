@@ -1,11 +1,11 @@
 //! Collection of all statistics into one record.
 
-use forkdisk::{Device, Pool, PoolStatistics, uuid_text};
+use forkdisk::{Device, Pool, PoolStatistics};
 use forkdisk_nbd::ServerHandle;
 
 use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
-use crate::record::{ActivityRecord, OriginFigures, PoolFigures, ServerRecord, Statistics, VolumeFigures};
+use crate::record::{ActivityRecord, OriginFigures, ServerRecord, Statistics, VolumeFigures};
 
 /// A source of statistics.
 pub trait Source: 'static {
@@ -32,7 +32,7 @@ impl<D: Device> Source for PoolSource<D> {
 pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> Statistics {
     let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| (info.name.clone(), info, activity));
     let volumes = volumes.map(|(name, info, activity)| VolumeFigures {
-        snapshot: info.snapshot,
+        snapshot: info.is_snapshot(),
         size: info.size,
         referenced: info.referenced,
         scattered: info.scattered,
@@ -43,36 +43,13 @@ pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> St
         name,
     });
     Statistics {
-        pool: figures(pool),
+        pool: pool.info(),
         activity: activity(&pool.statistics()),
         copier: copier(pool),
         origins: pool.origin_statistics().iter().map(Into::into).collect::<Vec<OriginFigures>>(),
         server,
         process: ProcessRecord::of_self(),
         volumes: volumes.collect(),
-    }
-}
-
-fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
-    let info = pool.info();
-    PoolFigures {
-        uuid: uuid_text(&info.uuid),
-        mode: info.mode.to_string(),
-        size: info.size,
-        used: info.used,
-        free: info.free,
-        freeing: info.freeing,
-        low_water: info.low_water,
-        low: info.low,
-        metadata: info.metadata,
-        dirty: info.dirty,
-        journal_size: info.journal_size,
-        journal_used: info.journal_used,
-        volumes: info.volumes,
-        snapshots: info.snapshots,
-        referenced: info.referenced,
-        scattered: info.scattered,
-        generation: info.generation,
     }
 }
 

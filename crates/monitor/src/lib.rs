@@ -18,6 +18,6 @@ pub use copier::{CopierFigures, CopyFigures};
 pub use http::{MetricsListener, MetricsServer};
 pub use process::ProcessRecord;
 pub use record::{
-    ActivityRecord, Distribution, OperationRecord, Operations, OriginFigures, PoolFigures, RequestsRecord,
-    ServerRecord, Statistics, VolumeActivity, VolumeFigures,
+    ActivityRecord, Distribution, OperationRecord, Operations, OriginFigures, RequestsRecord, ServerRecord, Statistics,
+    VolumeActivity, VolumeFigures,
 };

@@ -5,7 +5,7 @@
 
 use std::fmt::{Display, Write};
 
-use forkdisk::{Histogram, Mode};
+use forkdisk::{Histogram, Mode, uuid_text};
 
 use crate::copier::CopyFigures;
 use crate::record::{Distribution, OperationRecord, RequestsRecord, Statistics, VolumeActivity, VolumeFigures};
@@ -67,7 +67,7 @@ fn volume_label(volume: &VolumeFigures) -> String {
 fn info(s: &Statistics, out: &mut String) {
     let name = "forkdisk_pool_info";
     head(out, name, "gauge", "Identity of the pool, always 1.");
-    let labels = format!("uuid=\"{}\",version=\"{}\"", s.pool.uuid, env!("CARGO_PKG_VERSION"));
+    let labels = format!("uuid=\"{}\",version=\"{}\"", uuid_text(&s.pool.uuid), env!("CARGO_PKG_VERSION"));
     sample(out, name, &labels, 1);
 }
 
@@ -75,7 +75,7 @@ fn mode(s: &Statistics, out: &mut String) {
     let name = "forkdisk_pool_mode";
     head(out, name, "gauge", "1 for the mode the pool is in, 0 for the others.");
     for mode in Mode::ALL {
-        sample(out, name, &format!("mode=\"{mode}\""), u8::from(s.pool.mode == mode.name()));
+        sample(out, name, &format!("mode=\"{mode}\""), u8::from(s.pool.mode == *mode));
     }
 }
 
@@ -410,7 +410,7 @@ mod tests {
         };
         let volumes = vec![volume("a", false, Some(activity)), volume("a@s", true, None), volume("b/c", false, None)];
         let mut statistics = Statistics { volumes, server: Some(Default::default()), ..Statistics::default() };
-        statistics.pool.mode = "rw".to_owned();
+        statistics.pool.mode = Mode::ReadWrite;
         statistics
     }
 

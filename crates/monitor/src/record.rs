@@ -1,7 +1,7 @@
 //! The record of all counters. Sizes are bytes, times nanoseconds unless their name
 //! says otherwise. Counters start at 0 when the pool is opened.
 
-use forkdisk::{Histogram, Operation, OperationStatistics, OriginStatistics, Requests, VolumeStatistics};
+use forkdisk::{Histogram, Operation, OperationStatistics, OriginStatistics, PoolInfo, Requests, VolumeStatistics};
 use forkdisk_nbd::ServerStatistics;
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,9 @@ use crate::process::ProcessRecord;
 /// Statistics of a pool and its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// State and space.
-    pub pool: PoolFigures,
+    /// State and space; in JSON without `created`, `origins`, `kept` and `clean`.
+    #[serde(with = "figures")]
+    pub pool: PoolInfo,
     /// Counters of activity.
     pub activity: ActivityRecord,
     /// Copies that broke sharing.
@@ -27,43 +28,33 @@ pub struct Statistics {
     pub volumes: Vec<VolumeFigures>,
 }
 
-/// State and space of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PoolFigures {
-    /// Identity.
-    pub uuid: String,
-    /// `rw`, `ro`, `out-of-data-space` or `failed`.
-    pub mode: String,
-    /// Length.
-    pub size: u64,
-    /// Used space.
-    pub used: u64,
-    /// Free space.
-    pub free: u64,
-    /// Freed space that becomes available with the next checkpoint.
-    pub freeing: u64,
-    /// Free space below which the pool is low.
-    pub low_water: u64,
-    /// Whether it is low.
-    pub low: bool,
-    /// Of `used`: superblock, counts and journal.
-    pub metadata: u64,
-    /// Changed metadata that is not yet in a checkpoint.
-    pub dirty: u64,
-    /// Length of the journal.
-    pub journal_size: u64,
-    /// Part of it that replay would read.
-    pub journal_used: u64,
-    /// Number of volumes.
-    pub volumes: u64,
-    /// Number of snapshots.
-    pub snapshots: u64,
-    /// Bytes that volumes have mapped, each volume counted separately.
-    pub referenced: u64,
-    /// Of that, scattered bytes.
-    pub scattered: u64,
-    /// Incremented with every superblock.
-    pub generation: u64,
+/// The fields of a pool's properties that statistics show, in their order.
+mod figures {
+    use forkdisk::{PoolInfo, uuid_text};
+    use serde::ser::SerializeStruct;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    macro_rules! shown {
+        ($($field:ident)*) => {
+            const SHOWN_COUNT: usize = [$(stringify!($field)),*].len();
+
+            pub fn serialize<S: Serializer>(pool: &PoolInfo, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut record = serializer.serialize_struct("PoolInfo", 1 + SHOWN_COUNT)?;
+                record.serialize_field("uuid", &uuid_text(&pool.uuid))?;
+                $(record.serialize_field(stringify!($field), &pool.$field)?;)*
+                record.end()
+            }
+        };
+    }
+
+    shown! {
+        mode size used free freeing low_water low metadata dirty journal_size journal_used volumes snapshots
+        referenced scattered generation
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PoolInfo, D::Error> {
+        PoolInfo::deserialize(deserializer)
+    }
 }
 
 /// Requests and their bytes.
@@ -332,6 +323,17 @@ mod tests {
         let record = Distribution::from(&histogram);
         assert_eq!((record.buckets.len(), record.count, record.p50), (21, 8, 8));
         assert_eq!(record.histogram(), histogram);
+    }
+
+    #[test]
+    fn the_pool_in_statistics_has_the_same_bytes_as_ever() {
+        let text = serde_json::to_string(&Statistics::default()).unwrap();
+        let pool = concat!(
+            r#"{"pool":{"uuid":"00000000-0000-0000-0000-000000000000","mode":"rw","size":0,"used":0,"free":0,"#,
+            r#""freeing":0,"low_water":0,"low":false,"metadata":0,"dirty":0,"journal_size":0,"journal_used":0,"#,
+            r#""volumes":0,"snapshots":0,"referenced":0,"scattered":0,"generation":0},"activity":"#,
+        );
+        assert!(text.starts_with(pool), "{text}");
     }
 
     #[test]

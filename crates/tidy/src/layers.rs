@@ -13,7 +13,7 @@ pub const ENGINE: &[&[&str]] = &[
     &["error", "planted", "replace", "runtime", "types"],
     &["bits", "sync"],
     &["device", "format", "testing"],
-    &["copier", "counters", "journal", "space"],
+    &["copier", "counters", "journal", "names", "space"],
     &["map"],
     &["ordered"],
     &["live"],
@@ -22,7 +22,7 @@ pub const ENGINE: &[&[&str]] = &[
     &["origin"],
     &["volume"],
     &["upkeep"],
-    &["names", "options", "pool"],
+    &["options", "pool"],
 ];
 
 /// The crates and those of the workspace that each may depend on.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{Device, FormatOptions, Pool, PoolInfo};
-use forkdisk_control::{PoolRecord, runtime_dir};
+use forkdisk_control::runtime_dir;
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
@@ -73,7 +73,7 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
         let _ = fs::remove_file(&path);
     }
     let info = made?;
-    if global.output.json() { print_json(&PoolRecord::from(&info)) } else { Ok(()) }
+    if global.output.json() { print_json(&info) } else { Ok(()) }
 }
 
 /// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. A pool that cannot

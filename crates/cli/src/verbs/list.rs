@@ -44,7 +44,7 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Left("WHEN-FULL"),
         Column::Right("COPY-AHEAD"),
     ];
-    let mut rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
+    let mut rows: Vec<Vec<String>> = found.iter().map(|record| row(record, &args.table)).collect();
     let shown = shown_columns(&rows, args.table.is_for_people());
     rows.iter_mut().for_each(|row| row.truncate(shown));
     args.table.print_fitting(&header[..shown], &rows, &SPARE)
@@ -63,22 +63,24 @@ fn shown_columns(rows: &[Vec<String>], for_people: bool) -> usize {
     if for_people && is_empty { USUAL_COLUMNS } else { all }
 }
 
-fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
+fn row(record: &VolumeRecord, table: &TableArgs) -> Vec<String> {
+    let or_none = |text: String| if text.is_empty() { "-".to_string() } else { text };
+    let flags: Vec<&str> = record.flags.names().collect();
     let protection = record.protection.as_ref();
     vec![
-        record.name,
-        record.kind,
+        record.name.clone(),
+        record.kind.to_string(),
         table.size(record.size),
         table.size(record.referenced),
         table.size(record.chunk),
-        record.origin.unwrap_or_else(|| "-".to_string()),
+        or_none(record.origin.clone()),
         table.time(record.created),
-        record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
+        if record.quota == 0 { "-".to_string() } else { table.size(record.quota) },
         percent_of(record.scattered, record.referenced),
-        record.gather,
-        if record.flags.is_empty() { "-".to_string() } else { record.flags.join(",") },
-        record.depends_on.unwrap_or_else(|| "-".to_string()),
-        protection.map_or_else(|| "-".to_string(), |protection| protection.when_full.clone()),
+        record.gather.to_string(),
+        or_none(flags.join(",")),
+        or_none(record.depends_on.clone()),
+        protection.map_or_else(|| "-".to_string(), |protection| protection.when_full.to_string()),
         protection.map_or_else(|| "-".to_string(), |protection| table.size(protection.copy_ahead)),
     ]
 }

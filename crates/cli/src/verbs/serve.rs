@@ -172,7 +172,7 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
         name: info.name.clone(),
         uri: ready.socket.map(|socket| nbd_uri(socket, &info.name)),
         size: info.size,
-        read_only: info.snapshot || ready.read_only,
+        read_only: info.is_snapshot() || ready.read_only,
     };
     let exports: Vec<Export> = ready.pool.list().iter().map(export).collect();
     let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());

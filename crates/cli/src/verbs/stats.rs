@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use forkdisk_control::{PoolRecord, params};
+use forkdisk::{Mode, PoolInfo, uuid_text};
+use forkdisk_control::params;
 use forkdisk_monitor::{OriginFigures, RequestsRecord, Statistics};
 use rustix::fs::access;
 use serde::Serialize;
@@ -27,7 +28,7 @@ pub struct StatsArgs {
 #[derive(Serialize)]
 struct Record {
     #[serde(flatten)]
-    pool: PoolRecord,
+    pool: PoolInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     live: Option<Box<Statistics>>,
 }
@@ -43,9 +44,9 @@ pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
         };
         Ok(Record { pool, live })
     })?;
-    if record.pool.mode == "ro" && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
+    if record.pool.mode == Mode::ReadOnly && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
         // Only this open was read-only.
-        record.pool.mode = "rw".to_string();
+        record.pool.mode = Mode::ReadWrite;
     }
     if global.output.json() {
         return print_json(&record);
@@ -115,9 +116,9 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     rows
 }
 
-fn rows(pool: &PoolRecord, table: &TableArgs) -> Vec<Vec<String>> {
+fn rows(pool: &PoolInfo, table: &TableArgs) -> Vec<Vec<String>> {
     let rows = [
-        ("uuid", pool.uuid.clone()),
+        ("uuid", uuid_text(&pool.uuid)),
         ("created", table.time(pool.created)),
         ("mode", pool.mode.to_string()),
         ("clean", if pool.clean { "yes" } else { "no" }.to_string()),

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::thread;
 
-use forkdisk::ErrorKind;
-use forkdisk_control::{Client as Control, Method, PoolRecord, VolumeRecord, params};
+use forkdisk::{ErrorKind, Mode, PoolInfo};
+use forkdisk_control::{Client as Control, Method, VolumeRecord, params};
 
 use crate::harness::{Lab, POOL, Server, wait_until};
 use crate::nbd::Client;
@@ -76,7 +76,7 @@ impl Served {
     }
 
     #[track_caller]
-    fn stats(&mut self) -> PoolRecord {
+    fn stats(&mut self) -> PoolInfo {
         self.call(params::Stats {})
     }
 
@@ -377,13 +377,13 @@ fn out_of_space_is_said_at_once_if_asked_and_deleting_helps() {
     let mut client = it.client("a");
     let pages = fill(&mut client, 0);
     assert!(pages > 1000, "{pages} fit into 16M");
-    assert_eq!(it.stats().mode, "out-of-data-space");
+    assert_eq!(it.stats().mode, Mode::OutOfDataSpace);
     assert!(client.read(0, PAGE as usize).unwrap() == [1; PAGE as usize]);
     client.write(0, &[2; PAGE as usize], true).unwrap();
     drop(client);
     it.delete(&["a"]);
     assert!(it.used() <= before);
-    assert_eq!(it.stats().mode, "rw");
+    assert_eq!(it.stats().mode, Mode::ReadWrite);
     it.create(&["b"], 1 << 30);
     it.client("b").write(0, &[3; PAGE as usize], true).unwrap();
     it.end();
@@ -416,7 +416,7 @@ fn a_write_without_space_waits_until_the_pool_grows_and_others_go_on_meanwhile()
             }
             writer.flush().unwrap();
         });
-        wait_until("the pool is full", || it.stats().mode == "out-of-data-space");
+        wait_until("the pool is full", || it.stats().mode == Mode::OutOfDataSpace);
         assert!(!writing.is_finished());
         for round in 0..50 {
             other.write(0, &[round; PAGE as usize], false).unwrap();
@@ -426,7 +426,7 @@ fn a_write_without_space_waits_until_the_pool_grows_and_others_go_on_meanwhile()
         it.call(params::Grow { size: 64 * MIB });
         writing.join().unwrap();
     });
-    assert_eq!(it.stats().mode, "rw");
+    assert_eq!(it.stats().mode, Mode::ReadWrite);
     assert!(it.client("a").read(8191 * PAGE, PAGE as usize).unwrap() == [1; PAGE as usize]);
     it.end();
 }

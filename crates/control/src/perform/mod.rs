@@ -84,7 +84,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
         Request::Check(_) => Reply::Check(pool::check(session, call).await?),
-        Request::Stats(_) => Reply::Stats((&session.pool.info()).into()),
+        Request::Stats(_) => Reply::Stats(session.pool.info()),
         Request::Statistics(_) => {
             Reply::Statistics(forkdisk_monitor::statistics(&session.pool, session.host().server()).into())
         }

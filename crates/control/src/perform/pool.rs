@@ -1,22 +1,22 @@
 //! Verbs on the pool as a whole.
 
-use forkdisk::ErrorKind;
+use forkdisk::{ErrorKind, PoolInfo};
 
 use super::Call;
 use crate::failure::Failure;
 use crate::method::params;
-use crate::reply::{Check, PoolRecord};
+use crate::reply::Check;
 use crate::session::Session;
 use crate::size::human;
 
-pub async fn grow(session: &Session, p: params::Grow) -> Result<PoolRecord, Failure> {
+pub async fn grow(session: &Session, p: params::Grow) -> Result<PoolInfo, Failure> {
     let old = session.pool.info().size;
     if p.size < old {
         let text = format!("the pool has {} ({old} bytes) already: it can only grow", human(old));
         return Err(Failure::new(ErrorKind::Invalid, text));
     }
     session.pool.grow(p.size).await?;
-    Ok((&session.pool.info()).into())
+    Ok(session.pool.info())
 }
 
 pub async fn check(session: &Session, call: &Call) -> Result<Check, Failure> {

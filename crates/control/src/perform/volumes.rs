@@ -115,7 +115,7 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     session.pool.rollback(volume, snapshot).await?;
     session.host().changed(volume).await;
     drop(_kept_away);
-    if session.pool.find(volume)?.protected {
+    if session.pool.find(volume)?.is_origin() {
         origins::rolled_back(session, volume, call).await?;
     }
     let waits = settle_later(session, call).await?;
@@ -140,7 +140,7 @@ pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord
 pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result<VolumeRecord, Failure> {
     let info = session.pool.find(&p.volume)?;
     check_size(p.size)?;
-    if info.protected {
+    if info.is_origin() {
         crate::origins::resize(session, &p.volume, p.size).await?;
         session.host().changed(&p.volume).await;
         return Ok((&session.pool.find(&p.volume)?).into());

@@ -4,10 +4,11 @@ use super::Catalog;
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{Attributes, BreakPolicy, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState};
-use crate::types::{PAGE_SIZE, VolumeId};
+use crate::types::{PAGE_SIZE, VolumeId, VolumeKind};
 
 /// Protection of an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Protection {
     /// Most bytes copied ahead of a sequential writer.
@@ -21,51 +22,77 @@ pub struct Protection {
 }
 
 /// Properties of a volume or snapshot.
-#[derive(Clone, Debug)]
+///
+/// With the feature `serde` it is serialised as the control protocol shows it, without `in_use` and `attributes`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct VolumeInfo {
     /// Number.
+    #[cfg_attr(feature = "serde", serde(default = "unknown_id"))]
     pub id: VolumeId,
     /// `volume` or `volume@snapshot`.
     pub name: String,
-    /// A snapshot.
-    pub snapshot: bool,
-    /// An origin: a device that is protected in place.
-    pub protected: bool,
-    /// Protection of an origin.
-    pub protection: Option<Protection>,
-    /// Flags of a snapshot.
-    pub flags: SnapshotFlags,
+    /// What it is.
+    #[cfg_attr(feature = "serde", serde(rename = "type"))]
+    pub kind: VolumeKind,
     /// Length in bytes.
     pub size: u64,
-    /// Chunk: space that a first write reserves, in bytes.
-    pub chunk: u64,
-    /// What a first write to a shared chunk does.
-    pub break_policy: BreakPolicy,
-    /// When its scattered pages are gathered by policy.
-    pub gather: GatherPolicy,
     /// Bytes mapped.
     pub referenced: u64,
     /// Of them, scattered: not behind the page before them in their block of 1 MiB.
     pub scattered: u64,
+    /// Chunk: space that a first write reserves, in bytes.
+    pub chunk: u64,
+    /// What a first write to a shared chunk does.
+    #[cfg_attr(feature = "serde", serde(rename = "break"))]
+    pub break_policy: BreakPolicy,
+    /// When its scattered pages are gathered by policy.
+    pub gather: GatherPolicy,
     /// Most bytes that it may have mapped; 0: no limit.
+    #[cfg_attr(feature = "serde", serde(with = "crate::names::none_if_zero"))]
     pub quota: u64,
     /// Current name of the volume or snapshot that it was cloned from; of an origin the path of its device;
     /// empty if there is none.
+    #[cfg_attr(feature = "serde", serde(with = "crate::names::none_if_empty"))]
     pub origin: String,
     /// Number of the volume or snapshot that it was cloned from, if that exists.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub origin_id: Option<VolumeId>,
     /// The snapshot of an origin that is its backing; empty if there is none.
+    #[cfg_attr(feature = "serde", serde(with = "crate::names::none_if_empty"))]
     pub depends_on: String,
     /// Time of creation, in seconds since 1970.
     pub created: u64,
+    /// Flags of a snapshot.
+    pub flags: SnapshotFlags,
+    /// Protection of an origin.
+    pub protection: Option<Protection>,
     /// Open handles.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub in_use: usize,
     /// Attributes as a file; `None` if they were never set.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub attributes: Option<Attributes>,
 }
 
+/// The number in a record of a version that did not write it.
+#[cfg(feature = "serde")]
+fn unknown_id() -> VolumeId {
+    VolumeId(0)
+}
+
 impl VolumeInfo {
+    /// Whether it is a snapshot.
+    pub fn is_snapshot(&self) -> bool {
+        self.kind == VolumeKind::Snapshot
+    }
+
+    /// Whether it is an origin: a device that is protected in place.
+    pub fn is_origin(&self) -> bool {
+        self.kind == VolumeKind::Origin
+    }
+
     /// Fragmentation: scattered pages in percent of mapped pages.
     pub fn fragmentation(&self) -> f64 {
         if self.referenced == 0 { 0.0 } else { 100.0 * self.scattered as f64 / self.referenced as f64 }
@@ -91,8 +118,11 @@ impl Catalog {
         VolumeInfo {
             id: record.id,
             name: self.directory.full_name(record),
-            snapshot: record.state == VolumeState::Snapshot,
-            protected: record.state == VolumeState::Origin,
+            kind: match record.state {
+                VolumeState::Snapshot => VolumeKind::Snapshot,
+                VolumeState::Origin => VolumeKind::Origin,
+                _ => VolumeKind::Volume,
+            },
             protection: record.origin_record.as_ref().map(|protects| Protection {
                 copy_ahead: protects.copy_ahead,
                 when_full: protects.when_full,

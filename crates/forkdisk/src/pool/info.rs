@@ -1,5 +1,7 @@
 //! Properties of a pool and its volumes.
 
+use crate::types::Mode;
+
 use super::Pool;
 use crate::catalog::directory::descent;
 use crate::catalog::{Catalog, VolumeInfo};
@@ -12,28 +14,18 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
 /// Most levels of tables that a write to an empty volume creates.
 const MAX_MAP_LEVELS: u64 = 4;
 
-/// What a pool accepts at the moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Mode {
-    /// Everything.
-    #[default]
-    ReadWrite,
-    /// Reads only: opened read-only.
-    ReadOnly,
-    /// Everything that needs no new space.
-    OutOfDataSpace,
-    /// Reads only until it is opened again: a flush or a metadata write failed.
-    Failed,
-}
-
 /// Properties of a pool. All amounts in bytes.
-#[derive(Clone, Debug)]
+///
+/// With the feature `serde` it is serialised as the control protocol and the metrics show it, without `unused`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PoolInfo {
     /// Identity.
+    #[cfg_attr(feature = "serde", serde(with = "crate::names::uuid"))]
     pub uuid: [u8; 16],
     /// Time of creation, in seconds since 1970.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub created: u64,
     /// What it accepts at the moment.
     pub mode: Mode,
@@ -45,6 +37,7 @@ pub struct PoolInfo {
     /// writes.
     pub free: u64,
     /// Not in use.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub unused: u64,
     /// Freed, and usable after the next checkpoint (estimate).
     pub freeing: u64,
@@ -57,10 +50,12 @@ pub struct PoolInfo {
     /// Number of volumes.
     pub volumes: u64,
     /// Of them, origins.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub origins: u64,
     /// Number of snapshots.
     pub snapshots: u64,
     /// Exceptions of origins.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub kept: u64,
     /// Mapped by volumes, each counted separately.
     pub referenced: u64,
@@ -75,6 +70,7 @@ pub struct PoolInfo {
     /// Rises with every superblock.
     pub generation: u64,
     /// Closed in order before it was opened.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub clean: bool,
 }
 

@@ -26,7 +26,7 @@ use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store};
 use crate::upkeep::Upkeep;
 pub use copying::{CopierInfo, VolumeCopying};
 pub use files::Child;
-pub use info::{Mode, PoolInfo, Recorded, SUPERBLOCK_AT, recorded};
+pub use info::{PoolInfo, Recorded, SUPERBLOCK_AT, recorded};
 pub use verbs::CreateOptions;
 
 /// An open pool, for use on one thread (`!Send`). Cheap to clone; all clones are the same pool.

@@ -51,7 +51,8 @@ impl Lab {
 
     /// Returns the name of an existing volume or snapshot.
     fn any(&mut self, snapshot: bool) -> Option<String> {
-        let names: Vec<_> = self.pool.list().into_iter().filter(|v| v.snapshot == snapshot).map(|v| v.name).collect();
+        let names: Vec<_> =
+            self.pool.list().into_iter().filter(|v| v.is_snapshot() == snapshot).map(|v| v.name).collect();
         (!names.is_empty()).then(|| names[self.below(names.len() as u64) as usize].clone())
     }
 

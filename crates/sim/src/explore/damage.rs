@@ -348,7 +348,8 @@ fn read_one(session: &Session, name: &str) -> Result<Result<Vec<u8>, Error>, Vio
 
 /// Works with the pool: that may fail, but not panic or hang. Returns the written volumes.
 fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, Violation> {
-    let Some(name) = session.pool.list().into_iter().find(|v| !v.snapshot && v.size >= PAGE as u64).map(|v| v.name)
+    let Some(name) =
+        session.pool.list().into_iter().find(|v| !v.is_snapshot() && v.size >= PAGE as u64).map(|v| v.name)
     else {
         return Ok(BTreeSet::new());
     };

@@ -446,7 +446,7 @@ fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
         w.pool.wait_freed().await.unwrap();
         assert_eq!(w.byte("org@old", 0, 8 * MIB).await, 0, "what it needs was handed on");
         let plain = w.pool.create("v", &forkdisk::CreateOptions::new(MIB, 1)).await.unwrap();
-        assert!(!plain.protected);
+        assert!(!plain.is_origin());
         let refused = w.pool.snapshot_with(&[("v", "x")], writable, 1).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Invalid);
     });

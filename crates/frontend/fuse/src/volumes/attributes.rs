@@ -71,7 +71,7 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn volume_attr(&self, info: &VolumeInfo) -> Attr {
         let a = self.known_or_default(info.attributes, 0o644, info.created);
-        let mode = if info.snapshot { a.mode & !WRITE_BITS } else { a.mode };
+        let mode = if info.is_snapshot() { a.mode & !WRITE_BITS } else { a.mode };
         let nlink = u32::from(!info.name.is_empty());
         let blocks = info.referenced / 512;
         Attr { mode, nlink, size: info.size, blocks, ..attr(info.id.0 * 2 + 1, Kind::File, &a) }

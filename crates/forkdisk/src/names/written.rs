@@ -1,0 +1,79 @@
+//! Values as they are written in JSON and other formats: by their names.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::{SnapshotFlags, parse_uuid, uuid_text};
+use crate::error::ErrorKind;
+use crate::format::{BreakPolicy, GatherPolicy, OriginFull};
+use crate::types::{Mode, VolumeKind};
+
+macro_rules! by_name {
+    ($($kind:ty),*) => { $(
+        impl Serialize for $kind {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $kind {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$kind, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+    )* };
+}
+
+by_name!(BreakPolicy, ErrorKind, GatherPolicy, Mode, OriginFull, VolumeKind);
+
+impl Serialize for SnapshotFlags {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.names())
+    }
+}
+
+impl<'de> Deserialize<'de> for SnapshotFlags {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SnapshotFlags, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        SnapshotFlags::from_names(names.iter().map(String::as_str)).map_err(de::Error::custom)
+    }
+}
+
+/// The identity of a pool, as text.
+pub mod uuid {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(uuid: &[u8; 16], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&uuid_text(uuid))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 16], D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse_uuid(&text).ok_or_else(|| de::Error::custom(format!("'{text}' is no UUID")))
+    }
+}
+
+/// A number that is null if it is 0.
+pub mod none_if_zero {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        Some(*number).filter(|number| *number > 0).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(0))
+    }
+}
+
+/// A text that is null if it is empty.
+pub mod none_if_empty {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        Some(text).filter(|text| !text.is_empty()).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+    }
+}
