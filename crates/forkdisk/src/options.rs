@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::catalog::Changes;
 use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
@@ -47,6 +48,15 @@ setters! {
         with_break_policy break_policy: BreakPolicy,
         with_quota quota: u64,
         with_gather gather: GatherPolicy,
+    }
+    Changes {
+        with_chunk chunk: impl Into<Option<u64>>,
+        with_break_policy break_policy: impl Into<Option<BreakPolicy>>,
+        with_throttle throttle: impl Into<Option<Throttle>>,
+        with_quota quota: impl Into<Option<u64>>,
+        with_gather gather: impl Into<Option<GatherPolicy>>,
+        with_copy_ahead copy_ahead: impl Into<Option<u64>>,
+        with_when_full when_full: impl Into<Option<OriginFull>>,
     }
     ProtectOptions {
         with_chunk chunk: u64,

@@ -183,6 +183,12 @@ bugs! {
     JournalOverwritesTail = "journal-overwrites-tail",
     /// Replay starts behind records that were published while the checkpoint was written.
     ReplayStartsTooLate = "replay-starts-too-late",
+    /// The parts of a transaction are separate entries of the volatile log.
+    TransactionSplitInVolatileLog = "transaction-split-in-volatile-log",
+    /// Each part of a transaction begins a group of the journal.
+    TransactionSplitOverGroups = "transaction-split-over-groups",
+    /// The superblock says that the journal may have transactions from the first checkpoint on only.
+    FeatureBitAfterTransaction = "feature-bit-after-transaction",
     /// Records that the checkpoint contains are replayed once more.
     RecoveryReplaysTwice = "recovery-replays-twice",
     /// Records of an earlier open are replayed.

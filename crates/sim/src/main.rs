@@ -51,7 +51,8 @@ struct Args {
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
     /// Focus of the histories (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large,
-    /// copies, quotas, files, ranges, gathering, hosts, heirs, names, origins, rollbacks).
+    /// copies, quotas, files, ranges, gathering, hosts, heirs, names, transactions, origins,
+    /// rollbacks).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
     /// Keep this many bytes of clean metadata in memory instead of what the seed draws.

@@ -3,6 +3,7 @@
 use super::{Catalog, Failure, level_for, pages_of};
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
+use crate::catalog::parts;
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
     VolumeState,
@@ -15,7 +16,7 @@ const DEFAULT_COPY_AHEAD_BYTES: u64 = 8 << 20;
 
 impl Catalog {
     /// Does to the metadata what `record` says, from page `done` of it on (`Map`, `Unmap`,
-    /// `CloneRange`). May be called again after a [`Stop`](crate::map::Stop).
+    /// `CloneRange`) or from that part on (`Transaction`). May be called again after a [`Stop`](crate::map::Stop).
     pub fn apply(&mut self, record: &Record, done: &mut u64) -> Result<(), Failure> {
         match record {
             Record::Map { volume, at, len, to } => map_all(self, *volume, *at, *len, *to, done)?,
@@ -108,6 +109,7 @@ impl Catalog {
                 self.directory.change(*id).expect("read above").record.gather = *gather;
                 self.directory.update_gathering(*id);
             }
+            Record::Transaction { parts } => parts::apply(self, parts, done)?,
             Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
         Ok(())

@@ -2,10 +2,12 @@
 //! section that misses a page of metadata stops with a [`Failure`], and the store loads the page and repeats it.
 
 mod apply;
+mod changes;
 pub mod directory;
 pub mod exceptions;
 mod info;
 mod limits;
+mod parts;
 mod quota;
 pub mod rollback;
 mod source;
@@ -19,6 +21,7 @@ use crate::planted::{Bug, planted};
 use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
+pub use changes::Changes;
 pub use directory::{CatalogEntry, Chain, Directory, NAME_MARKS, check_volume_name, is_name_character};
 pub use exceptions::{ExceptionView, exception_run};
 pub use info::{Protection, VolumeInfo};

@@ -254,6 +254,7 @@ fn superblock() {
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
         count_log: CountLog { pages: 4, checksum: 0x0403_0201 },
         large_counts: false,
+        transactions: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             buffers: 8 << 20,
@@ -432,6 +433,13 @@ fn records_of_gathering() -> Vec<Record> {
     ]
 }
 
+fn records_of_transactions() -> Vec<Record> {
+    let (id, size, chunk, now) = (VolumeId(6), 1 << 30, 1 << 16, 0x6553_f100);
+    let parts =
+        vec![Record::Create { id, name: "i".into(), size, chunk, now }, Record::SetQuota { id, quota: 1 << 29 }];
+    vec![Record::Transaction { parts }]
+}
+
 #[test]
 fn journal_group() {
     let checksum = DataChecksum { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
@@ -442,6 +450,7 @@ fn journal_group() {
     assert_group("journal-group-stamps", &records_of_stamps(), &[]);
     assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
+    assert_group("journal-group-transaction", &records_of_transactions(), &[]);
 }
 
 #[track_caller]

@@ -19,6 +19,7 @@ mod settings;
 mod stamp;
 mod superblock;
 mod table;
+mod transaction;
 mod upper_bits;
 mod volume;
 

@@ -10,7 +10,7 @@ use super::volume::{
     Attributes, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, OriginFull, SnapshotFlags,
     policy_byte, policy_of,
 };
-use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle};
+use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle, transaction};
 
 /// One change of the pool, described so that replaying it allocates nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub enum Record {
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
     /// refer to their new places.
     Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<MovedRun> },
+    /// All of these changes or none; see [`is_part`](Record::is_part).
+    Transaction { parts: Vec<Record> },
 }
 
 /// A run of pages of one virtual block that was copied to another place.
@@ -312,6 +314,7 @@ impl Record {
                     out.u64s(&[run.from.0, run.to.0]);
                 }
             }
+            Record::Transaction { parts } => transaction::encode(parts, out),
         }
     }
 
@@ -456,6 +459,7 @@ impl Record {
                 }
             }
             51 => Record::ZonesWritten { id: volume(r)?, zones: r.u32()? },
+            transaction::KIND => Record::Transaction { parts: transaction::decode(r)? },
             _ => return None,
         })
     }

@@ -26,6 +26,9 @@ const HAS_CHECKSUM_UUID: u64 = 2;
 const HAS_HEARTBEAT: u64 = 4;
 /// Incompatible feature: leaves of counts have upper bits.
 const HAS_LARGE_COUNTS: u64 = 8;
+/// Incompatible feature: the journal may have transactions.
+const HAS_TRANSACTIONS: u64 = 16;
+const KNOWN_FEATURES: u64 = HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS | HAS_TRANSACTIONS;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -77,6 +80,8 @@ pub struct Superblock {
     pub count_log: CountLog,
     /// There are counts of 65,535 or more, or there were.
     pub large_counts: bool,
+    /// The journal may have transactions, so that versions that do not know them refuse the pool.
+    pub transactions: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -110,6 +115,7 @@ impl Superblock {
             bit(renewed, HAS_CHECKSUM_UUID),
             bit(self.heartbeat > 0, HAS_HEARTBEAT),
             bit(self.large_counts, HAS_LARGE_COUNTS),
+            bit(self.transactions, HAS_TRANSACTIONS),
         ];
         out.u64s(&[0, features.iter().sum()]);
         for v in [
@@ -168,7 +174,7 @@ impl Superblock {
         }
         let _compatible = r.u64();
         let incompatible = r.u64().ok_or_else(short)?;
-        if incompatible & !(HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS) != 0 {
+        if incompatible & !KNOWN_FEATURES != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
         let mut behind = Reader(&page[COPIER_AT..CHECKED_BYTES]);
@@ -187,6 +193,7 @@ impl Superblock {
                 checksum_uuid,
                 heartbeat,
                 large_counts,
+                transactions: incompatible & HAS_TRANSACTIONS != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
         });
@@ -241,6 +248,7 @@ impl Superblock {
             counts,
             count_log,
             large_counts: false,
+            transactions: false,
             copier,
             heartbeat: 0,
         })
@@ -278,6 +286,7 @@ mod tests {
             ],
             count_log: CountLog { pages: 252, checksum: 9 },
             large_counts: true,
+            transactions: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,
         }

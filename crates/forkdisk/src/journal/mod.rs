@@ -21,7 +21,8 @@ pub use self::volatile::{
     GroupEnd, MIN_VOLATILE_BYTES, RecoveredRecord, VolatileLog, VolatileMemory, invalidate, recover,
 };
 
-/// Limit of the records of one group, in bytes, approximately.
+/// Limit of the records of one group, in bytes: the next record begins another group. A record is never divided,
+/// so the last one may exceed it by any length.
 const MAX_GROUP_BYTES: usize = 128 << 10;
 
 #[derive(Default)]

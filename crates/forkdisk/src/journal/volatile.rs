@@ -72,7 +72,13 @@ impl VolatileMemory {
     /// Returns a copy of the bytes: what a crash of the process now would leave.
     #[cfg(feature = "planted")]
     pub fn copy(&self) -> VolatileMemory {
-        VolatileMemory::new(self.with(|bytes| bytes.to_vec()))
+        VolatileMemory::new(self.bytes())
+    }
+
+    /// Returns the bytes.
+    #[cfg(feature = "planted")]
+    pub fn bytes(&self) -> Vec<u8> {
+        self.with(|bytes| bytes.to_vec())
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {

@@ -13,6 +13,7 @@ use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chu
 
 use super::sample;
 use super::{Origin, Origins};
+use crate::catalog::Changes;
 use crate::catalog::exceptions;
 use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback};
 use crate::store::Store;
@@ -149,22 +150,30 @@ impl<D: Device> Origins<D> {
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
         let id = store
-            .verb(|meta| {
+            .verb_of_parts(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                store
-                    .publish(meta, &Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity })?;
-                store.publish(meta, &Record::Stamp { id, stamp })?;
+                let protect = Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity };
                 // Registered as soon as the name exists, so that no other device can be opened for it.
                 self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
-                Ok((Record::SetOrigin { id, copy_ahead, when_full }, id))
+                let settings = Record::SetOrigin { id, copy_ahead, when_full };
+                Ok((vec![protect, Record::Stamp { id, stamp }, settings], id))
             })
             .await?;
         store.info(id)
     }
 
-    /// Opens the device of an origin, found at `place`, with the accepted `change`.
-    pub async fn attach_changed(&self, name: &str, device: D, place: &OriginPlace, change: OriginChange) -> Result<()> {
+    /// Opens the device of an origin, found at `place`, with the accepted `change`, and
+    /// changes properties in the same commit. Returns the number of the origin.
+    pub async fn attach_changed(
+        &self,
+        name: &str,
+        device: D,
+        place: &OriginPlace,
+        change: OriginChange,
+        changes: &Changes,
+    ) -> Result<VolumeId> {
+        changes.check()?;
         let store = &self.store;
         let record = store.meta.borrow().directory.find(name)?.record.clone();
         let id = record.id;
@@ -212,6 +221,7 @@ impl<D: Device> Origins<D> {
             }
         }
         let origin = Rc::new(origin);
+        let is_changed;
         {
             // Another call may have opened the device or changed its record while it was read.
             let mut meta = store.meta.borrow_mut();
@@ -227,15 +237,20 @@ impl<D: Device> Origins<D> {
             if self.open.borrow().contains_key(&id) {
                 return Err(is_open());
             }
-            if !records.is_empty() {
+            records.extend(changes.records(&meta, name)?.1);
+            is_changed = !records.is_empty();
+            if is_changed {
                 store.check_writable()?;
             }
             // Before any write: notes of written zones follow the stamp.
-            records.iter().try_for_each(|record| store.publish(&mut meta, record))?;
+            store.publish_parts(&mut meta, records)?;
             self.open.borrow_mut().insert(id, origin.clone());
         }
         origin.start_rollback_task(store);
-        if records.is_empty() { Ok(()) } else { store.clone().commit().await }
+        if is_changed {
+            store.clone().commit().await?;
+        }
+        Ok(id)
     }
 
     /// Closes the device of an origin: all writes become durable, and its identity is recorded. `modified` is
@@ -332,22 +347,6 @@ impl<D: Device> Origins<D> {
         unprotectable(&meta, record.id, snapshots).map(drop)
     }
 
-    /// Sets copy-ahead and the policy for a full pool.
-    pub async fn set(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
-        if copy_ahead > MAX_COPY_AHEAD_BYTES {
-            return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
-        }
-        self.store
-            .verb(|meta| {
-                let record = &meta.directory.find(name)?.record;
-                match record.state {
-                    VolumeState::Origin => Ok((Record::SetOrigin { id: record.id, copy_ahead, when_full }, ())),
-                    _ => Err(Error::new(ErrorKind::Invalid, format!("{name:?} is not an origin"))),
-                }
-            })
-            .await
-    }
-
     /// All origins, sorted by name.
     pub fn list(&self) -> Vec<OriginInfo> {
         let (meta, open) = (self.store.meta.borrow(), self.open.borrow());
@@ -403,12 +402,10 @@ async fn identify<D: Device>(
     stamp: Option<Box<Stamp>>,
 ) -> Result<()> {
     store
-        .verb(|meta| {
+        .verb_of_parts(|meta| {
             let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
-            if let Some(stamp) = stamp {
-                store.publish(meta, &Record::Stamp { id, stamp })?;
-            }
-            Ok((Record::Identify { id, clean, identity, path }, ()))
+            let stamp = stamp.map(|stamp| Record::Stamp { id, stamp });
+            Ok((stamp.into_iter().chain([Record::Identify { id, clean, identity, path }]).collect(), ()))
         })
         .await
 }

@@ -1,7 +1,7 @@
 //! Settings and figures of copying: break policy, throttles, the copier.
 
 use super::Pool;
-use crate::catalog::writable_volume;
+use crate::Changes;
 use crate::copier::CopyStats;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -34,39 +34,13 @@ pub struct VolumeCopying {
 impl<D: Device> Pool<D> {
     /// Sets the break policy of the volume. A clone inherits it.
     pub async fn set_break_policy(&self, name: &str, break_policy: BreakPolicy) -> Result<()> {
-        self.set_copying(name, |_, throttle| (break_policy, throttle)).await
+        self.set(name, &Changes { break_policy: Some(break_policy), ..Changes::default() }).await
     }
 
     /// Limits copies for the volume, including those under way. Clients' writes that need a copy wait with
     /// it.
     pub async fn set_throttle(&self, name: &str, throttle: Throttle) -> Result<()> {
-        if !throttle.is_valid() {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                "bad throttle: 1% to 100%, and whole KiB per second up to 4 TiB",
-            ));
-        }
-        self.set_copying(name, |policy, _| (policy, throttle)).await
-    }
-
-    async fn set_copying(
-        &self,
-        name: &str,
-        change: impl FnOnce(BreakPolicy, Throttle) -> (BreakPolicy, Throttle),
-    ) -> Result<()> {
-        self.store
-            .verb(|meta| {
-                let volume = meta.directory.find(name)?;
-                let id = match volume.record.state {
-                    VolumeState::Origin => volume.record.id,
-                    _ => writable_volume(volume, name)?,
-                };
-                let (break_policy, throttle) = change(volume.record.break_policy, volume.record.throttle);
-                Ok((Record::SetCopying { id, break_policy, throttle }, ()))
-            })
-            .await?;
-        self.store.copier.throttle_changed();
-        Ok(())
+        self.set(name, &Changes { throttle: Some(throttle), ..Changes::default() }).await
     }
 
     /// Sets how the pool's copier works.

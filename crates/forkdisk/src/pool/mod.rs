@@ -7,6 +7,7 @@ mod info;
 mod origins;
 mod quota;
 mod statistics;
+mod transaction;
 mod unnamed;
 mod upkeep;
 mod verbs;
@@ -14,6 +15,7 @@ mod volumes;
 
 use std::rc::Rc;
 
+use crate::catalog::Changes;
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::runtime::Runtime;
@@ -23,6 +25,7 @@ use crate::origin::Origins;
 use crate::store::commit;
 use crate::store::open;
 use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store};
+use crate::types::VolumeId;
 use crate::upkeep::Upkeep;
 pub use copying::{CopierInfo, VolumeCopying};
 pub use files::Child;
@@ -113,5 +116,24 @@ impl<D: Device> Pool<D> {
     /// pool.
     pub fn observe(&self, observer: impl Fn(&PoolEvent) + 'static) {
         *self.store.observer.borrow_mut() = Some(Box::new(observer));
+    }
+
+    /// Changes properties of a volume or origin, all or none.
+    pub async fn set(&self, name: &str, changes: &Changes) -> Result<()> {
+        changes.check()?;
+        let id =
+            self.store.verb_of_parts(|meta| changes.records(meta, name).map(|(id, records)| (records, id))).await?;
+        self.note_changes(id, changes);
+        Ok(())
+    }
+
+    /// What follows changes of the volume `id`.
+    fn note_changes(&self, id: VolumeId, changes: &Changes) {
+        if changes.break_policy.is_some() || changes.throttle.is_some() {
+            self.store.copier.throttle_changed();
+        }
+        if changes.gather.is_some() {
+            self.upkeep.policy_changed(id);
+        }
     }
 }

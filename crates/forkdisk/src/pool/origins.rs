@@ -1,7 +1,7 @@
 //! Verbs on origins.
 
 use super::Pool;
-use crate::catalog::VolumeInfo;
+use crate::catalog::{Changes, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::OriginFull;
@@ -18,7 +18,7 @@ impl<D: Device> Pool<D> {
     /// identity, other contents where nothing was written since the last close or open (as far as the sample
     /// shows), or after a clean close another modification time.
     pub async fn attach_origin(&self, name: &str, device: D, place: &OriginPlace) -> Result<()> {
-        self.origins.attach_changed(name, device, place, OriginChange::Nothing).await
+        self.attach_changed_origin(name, device, place, OriginChange::Nothing).await
     }
 
     /// Like [`attach_origin`](Self::attach_origin), for a device with the accepted `change`.
@@ -29,7 +29,21 @@ impl<D: Device> Pool<D> {
         place: &OriginPlace,
         change: OriginChange,
     ) -> Result<()> {
-        self.origins.attach_changed(name, device, place, change).await
+        self.attach_origin_and_set(name, device, place, change, &Changes::default()).await
+    }
+
+    /// Like [`attach_changed_origin`](Self::attach_changed_origin), and changes properties in the same commit.
+    pub async fn attach_origin_and_set(
+        &self,
+        name: &str,
+        device: D,
+        place: &OriginPlace,
+        change: OriginChange,
+        changes: &Changes,
+    ) -> Result<()> {
+        let id = self.origins.attach_changed(name, device, place, change, changes).await?;
+        self.note_changes(id, changes);
+        Ok(())
     }
 
     /// Closes the device of an origin: all writes become durable, and its identity is recorded. `modified` is
@@ -52,7 +66,8 @@ impl<D: Device> Pool<D> {
 
     /// Sets copy-ahead and the policy for a full pool.
     pub async fn set_origin(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
-        self.origins.set(name, copy_ahead, when_full).await
+        let (copy_ahead, when_full) = (Some(copy_ahead), Some(when_full));
+        self.set(name, &Changes { copy_ahead, when_full, ..Changes::default() }).await
     }
 
     /// All origins, sorted by name.

@@ -1,5 +1,6 @@
 //! Checking, comparing, gathering and freeing space.
 
+use crate::Changes;
 use std::rc::Rc;
 
 use super::Pool;
@@ -64,7 +65,7 @@ impl<D: Device> Pool<D> {
 
     /// Sets when the volume's scattered pages are gathered by policy. A clone has the policy of its source.
     pub async fn set_gather(&self, name: &str, gather: GatherPolicy) -> Result<()> {
-        self.upkeep.set_gather(name, gather).await
+        self.set(name, &Changes { gather: Some(gather), ..Changes::default() }).await
     }
 
     /// Resolves when nothing is being gathered by policy, and nothing is due.

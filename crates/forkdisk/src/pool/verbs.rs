@@ -1,16 +1,14 @@
 //! Verbs on volumes: each is checked, applied and appended to the journal in one synchronous section, and
 //! acknowledged when it is durable.
 
+use crate::Changes;
 use std::collections::BTreeSet;
 
 use super::Pool;
-use crate::catalog::{
-    Catalog, VolumeInfo, check_chunk, check_gather, check_origin_text, check_quota, check_size, refuse_during_rollback,
-    writable_volume,
-};
+use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback, writable_volume};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
+use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
@@ -50,36 +48,14 @@ impl CreateOptions {
     }
 }
 
+fn only_one(mut made: Vec<VolumeInfo>) -> VolumeInfo {
+    made.pop().expect("as many as were asked for")
+}
+
 impl<D: Device> Pool<D> {
     /// Creates an empty volume.
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
-        check_size(options.size)?;
-        check_chunk(options.chunk)?;
-        check_quota(options.quota)?;
-        check_gather(options.gather)?;
-        let id = self
-            .store
-            .verb(|meta| {
-                meta.directory.check_new(NO_VOLUME, name)?;
-                let id = VolumeId(meta.next_id);
-                let CreateOptions { size, chunk, now, break_policy, quota, gather } = *options;
-                let mut last = Record::Create { id, name: name.to_string(), size, chunk, now };
-                if break_policy != BreakPolicy::Split {
-                    self.store.publish(meta, &last)?;
-                    last = Record::SetCopying { id, break_policy, throttle: Throttle::NONE };
-                }
-                if quota != 0 {
-                    self.store.publish(meta, &last)?;
-                    last = Record::SetQuota { id, quota };
-                }
-                if gather != GatherPolicy::Off {
-                    self.store.publish(meta, &last)?;
-                    last = Record::SetGather { id, gather };
-                }
-                Ok((last, id))
-            })
-            .await?;
-        self.store.info(id)
+        self.create_all(&[name], options).await.map(only_one)
     }
 
     /// Takes snapshots of several volumes at one instant, all or none: `("a", "x")` makes `a@x`.
@@ -181,27 +157,7 @@ impl<D: Device> Pool<D> {
     /// Creates a writable volume with the contents of a volume or snapshot, in a time that does not depend on
     /// its size.
     pub async fn clone_volume(&self, source: &str, name: &str, now: u64) -> Result<VolumeInfo> {
-        self.store.check_writable()?;
-        let id = {
-            let mut meta = self.store.meta.borrow_mut();
-            let origin = &meta.directory.find(source)?.record;
-            let from = origin.id;
-            if origin.state == VolumeState::Origin {
-                let why = format!("{source:?} is an origin; take a snapshot of it and clone that");
-                return Err(Error::new(ErrorKind::Invalid, why));
-            }
-            meta.directory.check_new(NO_VOLUME, name)?;
-            let id = VolumeId(meta.next_id);
-            self.store.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
-            meta.directory.get_mut(id).expect("just made").pending = true;
-            self.store.hooks.note_cloned(&meta, from, id);
-            id
-        };
-        self.store.generations.barrier().await;
-        let committed = self.store.clone().commit().await;
-        self.store.meta.borrow_mut().directory.show(id);
-        committed?;
-        self.store.info(id)
+        self.clone_all(source, &[name], now).await.map(only_one)
     }
 
     /// Gives `volume` the contents and the size of its snapshot `snapshot` (the part behind `@`). All
@@ -269,13 +225,7 @@ impl<D: Device> Pool<D> {
 
     /// Sets the chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
     pub async fn set_chunk(&self, name: &str, chunk: u64) -> Result<()> {
-        check_chunk(chunk)?;
-        self.store
-            .verb(|meta| {
-                let id = writable_volume(meta.directory.find(name)?, name)?;
-                Ok((Record::SetChunk { id, chunk }, ()))
-            })
-            .await
+        self.set(name, &Changes { chunk: Some(chunk), ..Changes::default() }).await
     }
 
     /// Deletes volumes and snapshots, all or none. Refused for a volume with snapshots that are not in the

@@ -139,17 +139,10 @@ impl<D: Device> Store<D> {
                 if !self.checkpoints.running.get() {
                     return self.clone().patient_checkpoint().await;
                 }
-                self.wait_checkpoint_end().await;
+                wait_checkpoint_end(self).await;
                 Ok(())
             };
             Box::pin(self.unless_full(ends)).await?;
-        }
-    }
-
-    /// Waits for the end of the running checkpoint, if any.
-    pub async fn wait_checkpoint_end(&self) {
-        if self.checkpoints.running.get() {
-            self.checkpoints.changed.wait().await;
         }
     }
 }
@@ -313,6 +306,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         counts: counted.roots,
         count_log: counted.log,
         large_counts: counted.large,
+        transactions: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -510,7 +504,7 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
 /// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
 pub async fn next_checkpoint<D: Device>(store: &Rc<Store<D>>) {
     start_checkpoint(store);
-    store.wait_checkpoint_end().await;
+    wait_checkpoint_end(store).await;
 }
 
 /// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
@@ -525,7 +519,10 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     }
     let next = {
         let old = store.superblock.borrow();
-        Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
+        let (generation, incarnation) = (old.generation + 1, old.incarnation + 1);
+        // Before the first record of this open, in the journal or in the volatile log.
+        let transactions = old.transactions || !planted(Bug::FeatureBitAfterTransaction);
+        Superblock { generation, incarnation, clean: false, transactions, ..old.clone() }
     };
     // What recovery read may be in a volatile cache only.
     store.flush_device().await?;
@@ -535,4 +532,11 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     // It may have waited for space, and no checkpoint did.
     store.host_enospc.unblock();
     Ok(())
+}
+
+/// Waits for the end of the running checkpoint, if any.
+pub async fn wait_checkpoint_end<D: Device>(store: &Store<D>) {
+    if store.checkpoints.running.get() {
+        store.checkpoints.changed.wait().await;
+    }
 }

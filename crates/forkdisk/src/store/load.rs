@@ -47,23 +47,6 @@ impl From<Error> for EditError {
 }
 
 impl<D: Device> Store<D> {
-    /// Reads a map table and verifies it.
-    pub async fn read_table(
-        &self,
-        pool: [u8; 16],
-        page: PageAddr,
-        entry: MapEntry,
-        level: u8,
-    ) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
-        let bytes = read_page(self, page).await?;
-        let seed = Seed { pool, page, level, birth: entry.birth().0 };
-        if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
-            return Err(damaged_table_error(level, page, "its checksum does not match"));
-        }
-        let pages = self.meta.borrow().space.layout().pages();
-        decode_table(&bytes, level, pages).map_err(|e| damaged_table_error(level, page, &e))
-    }
-
     /// Repeats `attempt` until it misses nothing.
     ///
     /// An attempt that stops must leave maps, counts and records unchanged, or must have noted its progress:
@@ -195,7 +178,7 @@ pub async fn read_page<D: Device>(store: &Store<D>, page: PageAddr) -> Result<Bu
 
 async fn load_table<D: Device>(store: &Store<D>, page: PageAddr, miss: TableMiss) -> Result<()> {
     let pool = store.superblock.borrow().checksum_uuid;
-    let entries = store.read_table(pool, page, miss.entry, miss.level).await?;
+    let entries = read_table(store, pool, page, miss.entry, miss.level).await?;
     let mut meta = store.meta.borrow_mut();
     meta.tables.insert_clean(
         &miss,
@@ -267,4 +250,21 @@ fn pin_caches<D: Device>(store: &Store<D>) -> CachePin<'_, D> {
     meta.tables.hold(true);
     meta.space.hold(true);
     CachePin(store)
+}
+
+/// Reads a map table and verifies it.
+pub async fn read_table<D: Device>(
+    store: &Store<D>,
+    pool: [u8; 16],
+    page: PageAddr,
+    entry: MapEntry,
+    level: u8,
+) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
+    let bytes = read_page(store, page).await?;
+    let seed = Seed { pool, page, level, birth: entry.birth().0 };
+    if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
+        return Err(damaged_table_error(level, page, "its checksum does not match"));
+    }
+    let pages = store.meta.borrow().space.layout().pages();
+    decode_table(&bytes, level, pages).map_err(|e| damaged_table_error(level, page, &e))
 }

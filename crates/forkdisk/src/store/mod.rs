@@ -4,7 +4,7 @@
 //! two attempts. Device I/O happens outside of them: records are written by commits, everything else by
 //! checkpoints. What only layers above can do is called through [`Hooks`].
 
-mod checkpoint;
+pub mod checkpoint;
 pub mod commit;
 mod count_log_flush;
 pub mod events;
@@ -13,13 +13,14 @@ mod heartbeat;
 mod hooks;
 mod host_enospc;
 mod interval;
-mod load;
+pub mod load;
 pub mod open;
 mod options;
 pub mod publish;
 mod replay;
 mod takeover;
 pub mod times;
+mod transaction;
 pub mod view;
 
 use std::cell::{Cell, RefCell};

@@ -128,6 +128,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         counts: counted.roots,
         count_log: counted.log,
         large_counts: counted.large,
+        transactions: false,
         copier: CopierSettings::default(),
     };
     device.flush().await.map_err(io)?;
@@ -447,7 +448,10 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         store.closed.set(true);
         store.generations.barrier().await;
         let old = store.superblock.borrow().clone();
-        let clean = Superblock { generation: old.generation + 1, clean: !has_changes(store), ..old };
+        let clean = !has_changes(store);
+        // Nothing is left to replay, so versions that know no transactions can open the pool.
+        let transactions = old.transactions && !clean;
+        let clean = Superblock { generation: old.generation + 1, clean, transactions, ..old };
         checkpoint::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.

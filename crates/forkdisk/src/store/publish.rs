@@ -21,6 +21,8 @@ impl<D: Device> Store<D> {
                 meta.journal.append(record);
                 Ok(())
             }
+            // Memory has a part of a transaction: nothing of that may become durable.
+            Err(failure) if done > 0 => Err(self.fail(&stopped_half_way(failure))),
             Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
             Err(Failure::Gone) => Err(deleted_error()),
             Err(Failure::Changed) => Err(changed_error()),
@@ -31,15 +33,7 @@ impl<D: Device> Store<D> {
 
     /// Runs one verb: `decide` checks and returns the record, which is applied and made durable.
     pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
-        self.check_writable()?;
-        let value = {
-            let mut meta = self.meta.borrow_mut();
-            let (record, value) = decide(&mut meta)?;
-            self.publish(&mut meta, &record)?;
-            value
-        };
-        self.clone().commit().await?;
-        Ok(value)
+        self.verb_of_parts(|meta| decide(meta).map(|(record, value)| (vec![record], value))).await
     }
 
     /// Properties of a volume.
@@ -104,8 +98,16 @@ fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
         }
         Record::RenameOver { replaced, kept: false, .. } => live.note_deleted(*replaced),
         Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
+        Record::Transaction { parts } => {
+            drop(live);
+            parts.iter().for_each(|part| update_live(store, meta, part));
+        }
         _ => {}
     }
+}
+
+fn stopped_half_way(failure: Failure) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("a change of several parts stopped half-way: {failure:?}"))
 }
 
 /// Grows the device to at least `size` bytes, durably.

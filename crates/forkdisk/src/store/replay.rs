@@ -185,6 +185,10 @@ async fn refuse_damaged_journal<D: Device>(store: &Store<D>, mut window: Vec<u8>
 }
 
 pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) -> Result<()> {
+    if matches!(record, Record::Transaction { .. }) && !store.superblock.borrow().transactions {
+        let why = "the journal has a transaction, and the superblock says that it has none";
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
     if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
         take_place(store, *to, u64::from(*len)).await?;
     }

@@ -16,6 +16,7 @@ use crate::planted::{Bug, planted};
 use crate::runtime::yield_now;
 use crate::space::Counts;
 use crate::space::view_counts;
+use crate::store::load;
 use crate::store::view;
 use crate::store::{Root, View, changed_error, damaged_table_error, roots_of};
 use crate::sync::LockMode;
@@ -159,7 +160,7 @@ impl<D: Device> Upkeep<D> {
         };
         // Not through the cache: the page may be free by now, and must not be found there when another table
         // gets it.
-        let entries = self.store.read_table(walk.pool, page, entry, level).await;
+        let entries = load::read_table(&self.store, walk.pool, page, entry, level).await;
         self.store.retry_no_alloc(|meta| self.check_unchanged(meta, walk)).await?;
         entries
     }

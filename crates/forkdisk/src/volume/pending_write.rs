@@ -16,6 +16,7 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 use super::Volume;
 use super::fault::WritePlan;
 use crate::space::alloc;
+use crate::store::checkpoint;
 use crate::store::events;
 use crate::store::{EditError, WhenFull, no_space_error};
 
@@ -225,7 +226,7 @@ impl<D: Device> Volume<D> {
     async fn will_fit(&self, work: &PendingWrite) -> bool {
         let has_room = || work.plan.fits(&self.store.meta.borrow());
         if !has_room() {
-            self.store.wait_checkpoint_end().await;
+            checkpoint::wait_checkpoint_end(&self.store).await;
         }
         has_room()
     }

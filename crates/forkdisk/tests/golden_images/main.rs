@@ -6,9 +6,11 @@ use std::rc::Rc;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
 use forkdisk::testing::Inline;
-use forkdisk::{CreateOptions, Device, OpenOptions, OriginPlace, Pool, Recovery};
+use forkdisk::{CreateOptions, Device, OpenOptions, OriginPlace, Pool};
 
 const PAGE: usize = 4096;
+/// Incompatible features that 0.1.0 knows.
+const KNOWN_TO_0_1_0: u64 = 0b1111;
 
 fn file(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden_images/0.1.0").join(name);
@@ -46,7 +48,7 @@ fn disk(tasks: &Inline, image: &str) -> MemoryDevice {
 }
 
 fn open(tasks: &Inline, disk: &MemoryDevice, read_only: bool) -> Pool<MemoryDevice> {
-    let options = OpenOptions { read_only, ..OpenOptions::default() };
+    let options = OpenOptions::default().with_read_only(read_only);
     tasks.run(Pool::open(disk.clone(), Rc::new(tasks.clone()), options)).expect("opened")
 }
 
@@ -76,35 +78,48 @@ fn sums(tasks: &Inline, pool: &Pool<MemoryDevice>) -> String {
     pool.list().into_iter().map(|info| line(info.name, info.size)).collect()
 }
 
+/// Returns the incompatible features that either superblock has.
+fn features(tasks: &Inline, disk: &MemoryDevice) -> u64 {
+    let slot = |offset: u64| {
+        let segment = Segment { offset, at: 0, len: PAGE };
+        let (result, page) = tasks.run(disk.read(Buf::zeroed(PAGE), [segment].into_iter().collect()));
+        result.unwrap();
+        u64::from_le_bytes(page[40..48].try_into().unwrap())
+    };
+    slot(0) | slot(128 * PAGE as u64)
+}
+
 fn check(tasks: &Inline, pool: &Pool<MemoryDevice>) {
     let report = tasks.run(pool.check()).unwrap();
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
 }
 
 /// Reads and checks the pool of an image, changes it, and does so again after a clean close.
-fn take_over(image: &str, recovery: Recovery) -> (Inline, MemoryDevice) {
+fn take_over(image: &str, was_clean: bool) -> (Inline, MemoryDevice) {
     let tasks = Inline::default();
     let disk = disk(&tasks, &format!("{image}.od"));
     let expected = file(&format!("{image}.sums"));
-    for (read_only, recovery) in [(true, recovery), (false, recovery), (false, Recovery { clean: true, ..recovery })] {
+    for (read_only, is_clean) in [(true, was_clean), (false, was_clean), (false, true)] {
         let pool = open(&tasks, &disk, read_only);
-        assert_eq!(pool.recovery().clean, recovery.clean);
-        assert_eq!(pool.recovery().journal > 0, !recovery.clean);
+        assert_eq!(pool.recovery().clean, is_clean);
+        assert_eq!(pool.recovery().journal > 0, !is_clean);
         assert_eq!(sums(&tasks, &pool), expected);
         check(&tasks, &pool);
         if !read_only {
-            tasks.run(pool.create("new", &CreateOptions { quota: 1 << 20, ..CreateOptions::new(1 << 20, 9) })).unwrap();
+            tasks.run(pool.create("new", &CreateOptions::new(1 << 20, 9).with_quota(1 << 20))).unwrap();
             tasks.run(pool.volume("new").unwrap().write(0, Buf::copy_of(&[1; PAGE]), true)).0.unwrap();
+            assert!(features(&tasks, &disk) & !KNOWN_TO_0_1_0 != 0, "0.1.0 refuses it while it is open or killed");
             tasks.run(pool.delete(&["new"])).unwrap();
         }
         tasks.run(pool.close()).unwrap();
+        assert_eq!(features(&tasks, &disk) & !KNOWN_TO_0_1_0, 0, "0.1.0 opens it once it is closed in order");
     }
     (tasks, disk)
 }
 
 #[test]
 fn a_pool_that_0_1_0_closed_is_read_checked_and_written() {
-    let (tasks, disk) = take_over("clean", Recovery { clean: true, ..Recovery::default() });
+    let (tasks, disk) = take_over("clean", true);
     let pool = open(&tasks, &disk, true);
     let clone = pool.find("folder/c").unwrap();
     assert_eq!((clone.quota, clone.chunk, clone.origin.as_str()), (64 << 20, 128 << 10, "a@x"));
@@ -112,7 +127,7 @@ fn a_pool_that_0_1_0_closed_is_read_checked_and_written() {
 
 #[test]
 fn the_journal_of_a_pool_that_0_1_0_left_is_replayed() {
-    take_over("killed", Recovery::default());
+    take_over("killed", false);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
 use forkdisk::testing::Inline;
-use forkdisk::{BreakPolicy, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
+use forkdisk::{BreakPolicy, Changes, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
 
 use reader::PAGE;
 
@@ -69,6 +69,26 @@ impl Lab {
         (from, len.min(size - from))
     }
 
+    /// Runs a verb that is a transaction.
+    fn transact(&mut self, name: &str) {
+        let (pool, tasks) = (self.pool.clone(), self.tasks.clone());
+        match self.below(3) {
+            0 => {
+                let names = [self.new_name(), self.new_name()];
+                let options = CreateOptions::new(1 + self.below(MIB / 8), 2).with_quota(7 * MIB);
+                tasks.run(pool.create_all(&names.each_ref().map(String::as_str), &options)).expect("created");
+            }
+            1 => {
+                let (source, names) = (self.any(true).unwrap_or(name.to_string()), [self.new_name(), self.new_name()]);
+                tasks.run(pool.clone_all(&source, &names.each_ref().map(String::as_str), 4)).expect("cloned");
+            }
+            _ => {
+                let (chunk, quota) = (Some(4096 << self.below(8)), Some(8 * MIB));
+                tasks.run(pool.set(name, &Changes::default().with_chunk(chunk).with_quota(quota))).expect("set");
+            }
+        }
+    }
+
     /// Runs one random operation; those that are not possible are refused and change nothing.
     fn step(&mut self) {
         let (pool, tasks) = (self.pool.clone(), self.tasks.clone());
@@ -77,6 +97,9 @@ impl Lab {
             tasks.run(pool.create(&name, &CreateOptions::new(size, 2))).expect("created");
             return;
         };
+        if pool.info().unused > 64 * MIB && self.below(8) == 0 {
+            return self.transact(&name);
+        }
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
         match self.below(27) {
@@ -167,6 +190,7 @@ impl Lab {
         seen.log = log;
         seen.replayed += found.replayed;
         seen.witnessed += found.witnessed;
+        seen.transactions += found.transactions;
         seen.rounds = seen.rounds.max(found.journal_rounds());
     }
 }
@@ -178,6 +202,8 @@ struct Seen {
     replayed: usize,
     /// How often data had to be verified to decide whether a group is valid.
     witnessed: usize,
+    /// Transactions in the journal.
+    transactions: usize,
     /// How often the journal has wrapped around.
     rounds: u64,
     /// How often there was a log of counts, how often it was shorter than before, and its length.
@@ -215,6 +241,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
     assert!(seen.witnessed > 0, "no group vouched for data");
+    assert!(seen.transactions > 10, "only {} transactions", seen.transactions);
     assert!(seen.logged > 3 && seen.emptied > 1, "{} logs, emptied {} times", seen.logged, seen.emptied);
 }
 

@@ -53,6 +53,8 @@ pub struct Pool<'a> {
     pub replayed: usize,
     /// Data checksums that were verified.
     pub witnessed: usize,
+    /// Transactions that were applied.
+    pub transactions: usize,
 }
 
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -79,14 +81,17 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
     assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
-    assert_eq!(u64_at(&newest, 40), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
+    // A log of counts, and transactions in the journal.
+    assert_eq!(u64_at(&newest, 40) & !16, u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
 
 impl<'a> Pool<'a> {
     /// Reads the pool; `page` returns its pages.
     pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
-        let mut pool = Pool { page, sb: superblock(page), volumes: BTreeMap::new(), replayed: 0, witnessed: 0 };
+        let (replayed, witnessed, transactions) = (0, 0, 0);
+        let (sb, volumes) = (superblock(page), BTreeMap::new());
+        let mut pool = Pool { page, sb, volumes, replayed, witnessed, transactions };
         pool.directory();
         let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
         let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
@@ -351,6 +356,11 @@ impl<'a> Pool<'a> {
                         });
                     }
                 }
+            }
+            52 => {
+                assert!(u64_at(&self.sb, 40) & 16 != 0, "the superblock says that there may be transactions");
+                self.transactions += usize::from(apply);
+                (0..fields.u32()).for_each(|_| self.record(fields, apply));
             }
             kind => panic!("a record of kind {kind}"),
         }

@@ -285,7 +285,7 @@ fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) ->
             return Err(Violation::new("P7", format!("opening does not end: {stuck}")));
         }
     };
-    let session = Session { exec, disk, pool, memory: None };
+    let session = Session::plain(exec, disk, pool);
     let truths = truths(image, older);
     let mut verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();

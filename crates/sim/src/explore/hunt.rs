@@ -217,6 +217,8 @@ fn home(bug: Bug) -> Home {
         IntervalForgotten => return Home::Lasting(Profile::Cuts),
         VolatileForgetsAttributes | NamesOutrunVolatileLog => return Home::Lasting(Profile::Names),
         VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
+        TransactionSplitInVolatileLog => return Home::Lasting(Profile::Transactions),
+        TransactionSplitOverGroups | FeatureBitAfterTransaction => Profile::Transactions,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.is_of_origins() => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,

@@ -76,7 +76,7 @@ fn open(medium: &Medium, options: OpenOptions, number: u64) -> Outcome<Session> 
     if opened.is_err() {
         exec.halt();
     }
-    Ok(opened.map(|pool| Session { exec, disk, pool, memory: None }))
+    Ok(opened.map(|pool| Session::plain(exec, disk, pool)))
 }
 
 /// Repairs the pool, sometimes after a first attempt that a power cut ended.

@@ -27,7 +27,10 @@ fn is_control(op: &Inflight, key: Key) -> bool {
 
 /// Control operations that data operations may run beside.
 fn is_gentle(pending: &Pending) -> bool {
-    matches!(pending.control, Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..))
+    matches!(
+        pending.control,
+        Control::Snapshot(_) | Control::Clone(..) | Control::CloneAll(..) | Control::Set(..) | Control::Rollback(..)
+    )
 }
 
 impl Run<'_> {

@@ -13,6 +13,7 @@ mod pool_image;
 mod quota;
 mod recover;
 mod run;
+mod shadow;
 mod small;
 mod succession;
 mod verb;

@@ -80,6 +80,12 @@ pub enum Kind {
     Names,
     /// The next step in the life of a volume without a name.
     Unnamed,
+    /// Creates several volumes with properties, all or none.
+    CreateAll,
+    /// Clones several times, all or none.
+    CloneAll,
+    /// Sets several properties of a volume, all or none.
+    SetAll,
 }
 
 /// One operation, not yet resolved.
@@ -153,11 +159,13 @@ pub enum Profile {
     Heirs,
     /// Names and attributes, and volumes without a name.
     Names,
+    /// Verbs on several volumes or properties.
+    Transactions,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 19] = [
+    pub const ALL: [Profile; 20] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -177,6 +185,7 @@ impl Profile {
         Profile::Hosts,
         Profile::Heirs,
         Profile::Names,
+        Profile::Transactions,
     ];
 
     /// Those with an origin on a separate disk.
@@ -206,6 +215,7 @@ impl Profile {
             Profile::Hosts => "hosts",
             Profile::Heirs => "heirs",
             Profile::Names => "names",
+            Profile::Transactions => "transactions",
         }
     }
 
@@ -234,6 +244,7 @@ impl Profile {
             Profile::Hosts => weights::HOSTS,
             Profile::Heirs => weights::HEIRS,
             Profile::Names => weights::NAMES,
+            Profile::Transactions => weights::TRANSACTIONS,
             Profile::Quotas => weights::QUOTAS,
             Profile::Origins | Profile::Rollbacks => &[],
         }
@@ -292,6 +303,7 @@ impl Setup {
         let drawn = if mix(&[seed, 16]).is_multiple_of(14) { Profile::Hosts } else { drawn };
         let drawn = if mix(&[seed, 17]).is_multiple_of(16) { Profile::Heirs } else { drawn };
         let drawn = if mix(&[seed, 18]).is_multiple_of(16) { Profile::Names } else { drawn };
+        let drawn = if mix(&[seed, 19]).is_multiple_of(16) { Profile::Transactions } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
@@ -331,7 +343,7 @@ impl Setup {
             pages: match profile {
                 Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
-                Profile::Crowd => *rng.pick(&[2, 8]),
+                Profile::Crowd | Profile::Transactions => *rng.pick(&[2, 8]),
                 Profile::Large | Profile::Ranges => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
                 Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
@@ -341,6 +353,7 @@ impl Setup {
             crowd: match profile {
                 Profile::Crowd => *rng.pick(&[130, 300]),
                 Profile::Full => 7,
+                Profile::Transactions => 40,
                 _ => 14,
             },
             when_full: match rng.one_in(3) {

@@ -7,12 +7,15 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory};
+use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
 
+use super::op::Profile;
+use super::shadow::{Shadow, ShadowedMemory};
+use super::verb::properties_of;
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::executor::Executor;
-use crate::model::{Applied, Control, Key, Listing, Model, PREFIX, Pending, Rule};
+use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Pending, Rule};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
@@ -35,6 +38,9 @@ pub struct Session {
     pub pool: Pool<SimDisk>,
     /// The memory that outlives the process, if there is any.
     pub memory: Option<VolatileMemory>,
+    /// What the memory was in the middle of a step.
+    pub shadow: Option<Rc<Shadow>>,
+    lists_properties: bool,
 }
 
 impl Drop for Session {
@@ -68,6 +74,12 @@ pub struct Recovered {
 
 /// Bytes of the memory that outlives the process: few, so that it is sometimes full.
 const MEMORY_BYTES: usize = MIN_VOLATILE_BYTES;
+
+/// Returns memory with the same contents that notes what a kill in the middle of a step would leave.
+fn shadowed(memory: &VolatileMemory) -> (VolatileMemory, Rc<Shadow>) {
+    let shadow = Rc::<Shadow>::default();
+    (VolatileMemory::new(ShadowedMemory::new(memory.bytes(), shadow.clone())), shadow)
+}
 
 /// Returns new memory that outlives the process, if the run has any.
 pub fn new_memory(lasting: bool) -> Option<VolatileMemory> {
@@ -200,11 +212,18 @@ fn start_with(
     if let Some(range) = &setup.slow {
         disk.slow_down(range.clone());
     }
+    let (memory, shadow) = match memory.as_ref().filter(|_| setup.profile == Profile::Transactions).map(shadowed) {
+        Some((memory, shadow)) => (Some(memory), Some(shadow)),
+        None => (memory, None),
+    };
     let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
     let options = open_options(setup, memory.as_ref());
     let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let outcome = match opened {
-        Ok(Ok(pool)) => return Ok(Session { exec, disk, pool, memory }),
+        Ok(Ok(pool)) => {
+            let lists_properties = setup.profile == Profile::Transactions;
+            return Ok(Session { exec, disk, pool, memory, shadow, lists_properties });
+        }
         Ok(Err(e)) => Violation::new("P6", format!("the pool does not open: {e}")),
         Err(stuck) => Violation::new("P6", format!("the pool does not open: {stuck}")),
     };
@@ -213,6 +232,11 @@ fn start_with(
 }
 
 impl Session {
+    /// Returns a session without memory that outlives the process.
+    pub fn plain(exec: Executor, disk: SimDisk, pool: Pool<SimDisk>) -> Session {
+        Session { exec, disk, pool, memory: None, shadow: None, lists_properties: false }
+    }
+
     /// Opens the pool on a medium, undisturbed.
     ///
     /// # Errors
@@ -226,7 +250,11 @@ impl Session {
     /// Returns what the pool lists, without names that are changed by calls that end at once.
     pub fn listing(&self) -> Listing {
         let all = self.pool.list().into_iter().filter(|v| !v.name.starts_with(PREFIX));
-        all.map(|v| (v.name, v.size)).collect()
+        let listed = |v: &VolumeInfo| match self.lists_properties && !v.is_snapshot() {
+            true => Listed { size: v.size, properties: properties_of(&self.pool, v) },
+            false => v.size.into(),
+        };
+        all.map(|v| (v.name.clone(), listed(&v))).collect()
     }
 
     /// Runs the engine's own verification.
@@ -361,7 +389,7 @@ fn listing_fault(expected: &Listing, found: &Listing) -> String {
     let wrong: Vec<String> = names
         .filter(|n| expected.get(*n) != found.get(*n))
         .map(|n| match (expected.get(n), found.get(n)) {
-            (Some(size), None) => format!("{n} ({size} bytes) is missing"),
+            (Some(listed), None) => format!("{n} ({listed:?} bytes) is missing"),
             (None, Some(_)) => format!("{n} should not exist"),
             (expected, found) => format!("{n} has {found:?} bytes instead of {expected:?}"),
         })

@@ -128,6 +128,8 @@ pub struct Run<'a> {
     log: Option<Vec<String>>,
     /// Memory left by a process, of a pool that was opened elsewhere since.
     stale: Option<VolatileMemory>,
+    /// Whether an operation ended in the last step.
+    acknowledged: bool,
 }
 
 /// Runs a history. With an aim only that one side crash is tried. Returns the statistics, the violation if
@@ -193,6 +195,7 @@ impl<'a> Run<'a> {
             seen: FxHashSet::default(),
             log: account.then(Vec::new),
             stale: None,
+            acknowledged: true,
         })
     }
 
@@ -243,7 +246,11 @@ impl<'a> Run<'a> {
 
     /// Runs one executor step and processes what has ended.
     pub(super) fn step(&mut self) -> Result<Step, Violation> {
+        let shadow = self.session.shadow.clone();
+        shadow.iter().for_each(|shadow| shadow.begin());
         let ran = self.session.exec.step();
+        shadow.iter().for_each(|shadow| shadow.end());
+        self.acknowledged = ran == Step::Idle || !self.done.borrow().is_empty();
         if ran == Step::Idle {
             return match self.inflight.values().next() {
                 None => Ok(ran),
@@ -480,6 +487,11 @@ impl<'a> Run<'a> {
         let memory = self.session.memory.as_ref().filter(|_| kind == Crash::Kill)?;
         if self.session.disk.flush_faults_hit() > 0 {
             return None;
+        }
+        // In the middle of the last step, in which nothing was acknowledged.
+        let before = self.session.shadow.as_ref().filter(|_| !self.acknowledged && mix(&[draw, 5]).is_multiple_of(2));
+        if let Some(before) = before.and_then(|shadow| shadow.before()) {
+            return Some(VolatileMemory::new(before));
         }
         let memory = memory.copy();
         if mix(&[draw, 2]).is_multiple_of(3) {

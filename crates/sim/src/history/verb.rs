@@ -1,10 +1,10 @@
 //! Control operations as calls of the engine.
 
-use forkdisk::{Error, ErrorKind, Pool};
+use forkdisk::{BreakPolicy, Changes, CreateOptions, Error, ErrorKind, GatherPolicy, Pool, VolumeInfo};
 
 use super::copying;
 use crate::disk::SimDisk;
-use crate::model::{Control, Key};
+use crate::model::{Control, Key, Properties};
 
 /// Retries a flush that the host has no space for: what it makes durable has already been done.
 async fn flush(pool: &Pool<SimDisk>) -> Result<(), Error> {
@@ -41,11 +41,33 @@ async fn remove(pool: &Pool<SimDisk>, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// The percentage above which volumes are gathered that are gathered at all.
+const GATHERED_PERCENT: u8 = 90;
+
+fn policies(properties: Properties) -> (BreakPolicy, GatherPolicy) {
+    let break_policy = if properties.copies { BreakPolicy::Copy } else { BreakPolicy::Split };
+    (break_policy, if properties.gathers { GatherPolicy::Above(GATHERED_PERCENT) } else { GatherPolicy::Off })
+}
+
+/// Returns the properties that the pool shows of a volume.
+pub fn properties_of(pool: &Pool<SimDisk>, info: &VolumeInfo) -> Properties {
+    let copying = pool.copying(&info.name).map(|copying| copying.break_policy);
+    let (copies, gathers) = (copying.is_ok_and(|policy| policy == BreakPolicy::Copy), info.gather != GatherPolicy::Off);
+    Properties { chunk: info.chunk, copies, quota: info.quota, gathers }
+}
+
+fn strs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
 /// A control operation in the engine's terms.
 pub enum Verb {
     Create(String, u64),
+    CreateAll(Vec<String>, u64, Properties),
+    Set(String, Properties),
     Snapshot(Vec<(String, String)>),
     Clone(String, String),
+    CloneAll(String, Vec<String>),
     Rollback(String, String),
     Rename(String, String),
     Resize(String, u64),
@@ -61,6 +83,9 @@ impl Verb {
             Control::Create(new, size) => Verb::Create(new.clone(), *size),
             Control::Snapshot(all) => Verb::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect()),
             Control::Clone(source, new) => Verb::Clone(name(source), new.clone()),
+            Control::CreateAll(all, size, properties) => Verb::CreateAll(all.clone(), *size, *properties),
+            Control::CloneAll(source, all) => Verb::CloneAll(name(source), all.clone()),
+            Control::Set(key, properties) => Verb::Set(name(key), *properties),
             Control::Rollback(volume, snapshot) => {
                 let short = name(snapshot).rsplit('@').next().unwrap_or_default().to_owned();
                 Verb::Rollback(name(volume), short)
@@ -85,6 +110,26 @@ impl Verb {
                 pool.snapshot(&sources, 1).await.map(drop)
             }
             Verb::Clone(source, name) => pool.clone_volume(&source, &name, 1).await.map(drop),
+            Verb::CreateAll(names, size, properties) => {
+                let Properties { chunk, quota, .. } = properties;
+                let (break_policy, gather) = policies(properties);
+                let options = CreateOptions::new(size, 1)
+                    .with_chunk(chunk)
+                    .with_quota(quota)
+                    .with_break_policy(break_policy)
+                    .with_gather(gather);
+                pool.create_all(&strs(&names), &options).await.map(drop)
+            }
+            Verb::CloneAll(source, names) => pool.clone_all(&source, &strs(&names), 1).await.map(drop),
+            Verb::Set(name, properties) => {
+                let (break_policy, gather) = policies(properties);
+                let changes = Changes::default()
+                    .with_chunk(properties.chunk)
+                    .with_quota(properties.quota)
+                    .with_break_policy(break_policy)
+                    .with_gather(gather);
+                pool.set(&name, &changes).await
+            }
             Verb::Rollback(volume, snapshot) => pool.rollback(&volume, &snapshot).await,
             Verb::Rename(from, to) => pool.rename(&from, &to).await,
             Verb::Resize(name, size) => pool.resize(&name, size).await,

@@ -197,3 +197,13 @@ pub const QUOTAS: &[(Kind, u64)] = {
         (Cut, 2),
     ]
 };
+
+#[rustfmt::skip]
+pub const TRANSACTIONS: &[(Kind, u64)] = {
+    use Kind::*;
+    &[
+        (Read, 4), (Write, 16), (Flush, 4), (CreateAll, 12), (CloneAll, 12), (SetAll, 16), (Snapshot, 4), (Group, 4),
+        (Rollback, 2), (Rename, 2), (Delete, 20), (Checkpoint, 2), (Check, 1), (Settle, 1), (Reopen, 2), (Cut, 3),
+        (Kill, 3),
+    ]
+};

@@ -1,7 +1,7 @@
 //! Control operations in the model: each happens completely or not at all.
 
 use super::content::{Cell, Content, SETTLED, Time, Version, settled};
-use super::{Bad, Key, Listing, Model, Rule, SECTORS_PER_PAGE, Volume};
+use super::{Bad, Key, Listing, Model, Properties, Rule, SECTORS_PER_PAGE, Volume};
 use crate::pattern::{SECTOR, Value};
 
 /// A control operation.
@@ -9,10 +9,16 @@ use crate::pattern::{SECTOR, Value};
 pub enum Control {
     /// Creates a volume with this name and size.
     Create(String, u64),
+    /// Creates volumes with these names, one size, and the same properties.
+    CreateAll(Vec<String>, u64, Properties),
     /// Snapshots of several volumes at one instant, each with its short name.
     Snapshot(Vec<(Key, String)>),
     /// Creates a volume with the contents of another or of a snapshot.
     Clone(Key, String),
+    /// Creates volumes with the contents of another or of a snapshot.
+    CloneAll(Key, Vec<String>),
+    /// Sets properties of a volume.
+    Set(Key, Properties),
     /// A volume gets the contents of its snapshot.
     Rollback(Key, Key),
     /// Renames a volume.
@@ -44,6 +50,7 @@ impl Pending {
         match &self.control {
             Control::Snapshot(sources) => sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect(),
             Control::Clone(source, _) => vec![(*source, self.keys[0])],
+            Control::CloneAll(source, _) => self.keys.iter().map(|&key| (*source, key)).collect(),
             _ => Vec::new(),
         }
     }
@@ -75,6 +82,7 @@ impl Model {
         let news = match &control {
             Control::Create(..) | Control::Clone(..) => 1,
             Control::Snapshot(sources) => sources.len() as Key,
+            Control::CreateAll(names, ..) | Control::CloneAll(_, names) => names.len() as Key,
             _ => 0,
         };
         let keys = (self.next_key..self.next_key + news).collect();
@@ -90,6 +98,15 @@ impl Model {
         let Pending { control, start, keys } = pending;
         match control {
             Control::Create(name, size) => self.insert(keys[0], name, None, *size, Content::default(), None),
+            Control::CreateAll(names, size, properties) => {
+                for (name, &key) in names.iter().zip(keys) {
+                    self.insert(key, name, None, *size, Content::default(), None);
+                    self.volumes.get_mut(&key).expect("just made").properties = *properties;
+                }
+            }
+            Control::Set(key, properties) => {
+                self.volumes.get_mut(key).expect("a volume").properties = *properties;
+            }
             Control::Snapshot(sources) => {
                 let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
                 for ((source, name), &key) in sources.iter().zip(keys) {
@@ -100,12 +117,9 @@ impl Model {
                 }
                 self.instants.push(instant);
             }
-            Control::Clone(source, name) => {
-                let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
-                let content = self.capture(*source, *start, keys[0], &mut unused);
-                let size = self.share(*source);
-                self.insert(keys[0], name, None, size, content, Some(*source));
-                self.share(keys[0]);
+            Control::Clone(source, name) => self.add_clone(*source, *start, keys[0], name),
+            Control::CloneAll(source, names) => {
+                names.iter().zip(keys).for_each(|(name, &key)| self.add_clone(*source, *start, key, name));
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, *start),
             Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),
@@ -123,6 +137,14 @@ impl Model {
         }
     }
 
+    fn add_clone(&mut self, source: Key, start: Time, key: Key, name: &str) {
+        let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
+        let content = self.capture(source, start, key, &mut unused);
+        let size = self.share(source);
+        self.insert(key, name, None, size, content, Some(source));
+        self.share(key);
+    }
+
     fn replace(&mut self, target: Key, source: Key, start: Time) {
         let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
         let content = self.capture(source, start, target, &mut unused);
@@ -137,7 +159,9 @@ impl Model {
         let (name, flushed) = (name.to_owned(), self.now());
         let mut kin = source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
         kin.insert(key);
-        self.volumes.insert(key, Volume { name, of, size, shared: false, kin, content, flushed, instant: None });
+        let properties = source.map_or_else(Properties::default, |source| self.volumes[&source].properties.of_clone());
+        let (shared, instant) = (false, None);
+        self.volumes.insert(key, Volume { name, of, size, properties, shared, kin, content, flushed, instant });
     }
 
     /// Notes that other volumes refer to its contents; returns its size.

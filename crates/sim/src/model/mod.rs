@@ -9,6 +9,7 @@
 
 mod content;
 mod control;
+mod listing;
 mod names;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use std::ops::Range;
 
 pub use content::{Cell, Content, Rec, RecId, SECTORS_PER_PAGE, Time, Version};
 pub use control::{Applied, Control, Pending};
+pub use listing::{Listed, Listing, Properties};
 pub use names::{Entry, Names, PREFIX, Tree, has_children};
 
 use self::content::{SETTLED, settled};
@@ -34,6 +36,8 @@ pub struct Volume {
     pub of: Option<Key>,
     /// Length in bytes, whole sectors.
     pub size: u64,
+    /// Its properties, in histories that change them all at once.
+    pub properties: Properties,
     /// Whether any of it may ever have been shared with another volume or snapshot.
     pub shared: bool,
     /// Itself and all volumes that it ever received contents from.
@@ -422,13 +426,10 @@ pub fn sectors(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>
     })
 }
 
-/// The volumes and snapshots by full name, with their sizes.
-pub type Listing = BTreeMap<String, u64>;
-
 impl Model {
     /// Returns the expected listing of the pool.
     pub fn listing(&self) -> Listing {
-        self.volumes.iter().map(|(&key, v)| (self.name(key), v.size)).collect()
+        self.volumes.iter().map(|(&key, v)| (self.name(key), v.listed())).collect()
     }
 
     /// Whether the page from this sector on certainly has exclusive space: all of it was written, none of it

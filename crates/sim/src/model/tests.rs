@@ -152,9 +152,9 @@ fn interrupted_control_operations_are_whole() {
     let size = 16 * PAGE as u64;
     let mut found = m.listing();
     assert_eq!(m.applied(&group, &found).unwrap(), Applied::No);
-    found.insert("v@a".into(), size);
+    found.insert("v@a".into(), size.into());
     assert_eq!(m.applied(&group, &found).unwrap_err().promise, "P4");
-    found.insert("v@b".into(), size);
+    found.insert("v@b".into(), size.into());
     assert_eq!(m.applied(&group, &found).unwrap(), Applied::Yes);
     m.apply(&group);
     assert_eq!(m.listing(), found);

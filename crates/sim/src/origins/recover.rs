@@ -202,7 +202,7 @@ impl Session {
 
     /// Returns what the pool lists.
     pub fn listing(&self) -> Listing {
-        self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
+        self.pool.list().into_iter().map(|v| (v.name, v.size.into())).collect()
     }
 
     /// Compares a whole volume with the model, and lets the model adopt it if `adopt` is set; unless it has

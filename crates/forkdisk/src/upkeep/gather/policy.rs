@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{GatherPolicy, Record, VolumeRecord};
+use crate::format::{GatherPolicy, VolumeRecord};
 use crate::sync::{Event, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
 use super::super::Upkeep;
 use super::{GatherMode, Outcome};
 use super::{gather_for, next_scattered, wait_space_freed};
-use crate::catalog::{Catalog, check_gather, writable_volume};
+use crate::catalog::Catalog;
 use crate::space::count_images;
 
 /// The pool is idle after this time without reads and writes.
@@ -139,20 +139,10 @@ impl GatherScheduler {
 }
 
 impl<D: Device> Upkeep<D> {
-    /// Sets when the volume's scattered pages are gathered by policy. A clone has the policy of its source.
-    pub async fn set_gather(&self, name: &str, gather: GatherPolicy) -> Result<()> {
-        check_gather(gather)?;
-        let id = self
-            .store
-            .verb(|meta| {
-                let volume = meta.directory.find(name)?;
-                let id = writable_volume(volume, name)?;
-                Ok((Record::SetGather { id, gather }, id))
-            })
-            .await?;
-        self.gathering.left.borrow_mut().remove(&id);
+    /// The policy of a volume was changed.
+    pub fn policy_changed(&self, id: VolumeId) {
+        self.gathering.forget(id);
         self.start_gathering();
-        Ok(())
     }
 
     /// Resolves when nothing is being gathered by policy, and nothing is due.

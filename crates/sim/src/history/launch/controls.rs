@@ -1,6 +1,17 @@
 //! Operations on volumes as a whole: which one an operation stands for, and its start.
 
+use crate::model::Properties;
+
 use super::*;
+
+/// Names of a large verb.
+const MANY_NAMES_COUNT: u64 = 80;
+
+/// Returns properties, with quotas that no volume reaches.
+fn properties(rng: &mut Rng) -> Properties {
+    let quota = if rng.one_in(2) { 0 } else { (1 + rng.below(4)) << 30 };
+    Properties { chunk: 4096 << rng.below(8), copies: rng.one_in(3), quota, gathers: rng.one_in(2) }
+}
 
 impl Run<'_> {
     /// Returns the control operation that `op` stands for now, if it makes sense.
@@ -9,7 +20,18 @@ impl Run<'_> {
         let crowded = self.model.volumes().count() >= self.setup.crowd;
         let volume = place::choose(&volumes, op.draws[0]);
         let mut rng = Rng::new(op.draws[1]);
+        let transacts = self.setup.profile == Profile::Transactions;
         Some(match op.kind {
+            Kind::CreateAll | Kind::Create if !crowded && (transacts || op.kind == Kind::CreateAll) => {
+                let size = place::size(self.setup, op.draws[2]);
+                Control::CreateAll(self.names_of_one("v", &mut rng), size, properties(&mut rng))
+            }
+            Kind::CloneAll if !crowded => {
+                let mut from = volumes;
+                from.extend(place::snapshots(&self.model, None));
+                Control::CloneAll(place::choose(&from, op.draws[0])?, self.names_of_one("c", &mut rng))
+            }
+            Kind::SetAll => Control::Set(volume?, properties(&mut rng)),
             Kind::Create if !crowded => Control::Create(self.name("v"), place::size(self.setup, op.draws[2])),
             Kind::Snapshot if !crowded => Control::Snapshot(vec![(volume?, self.name("s"))]),
             Kind::Group if !crowded => {
@@ -65,10 +87,18 @@ impl Run<'_> {
         format!("{folder}{letter}{}", self.names)
     }
 
+    /// Returns the names of one verb: a few, and sometimes so many that they do not fit into the volatile log.
+    fn names_of_one(&mut self, letter: &str, rng: &mut Rng) -> Vec<String> {
+        let (count, longest) = if rng.one_in(24) { (MANY_NAMES_COUNT, 220) } else { (1 + rng.below(8), 40) };
+        let length = rng.below(longest) as usize;
+        (0..count).map(|_| format!("{}{}", self.name(letter), "-".repeat(length))).collect()
+    }
+
     /// Returns the volumes whose family a control operation concerns.
     pub(super) fn touched(&self, control: &Control) -> Vec<Key> {
         let keys = match control {
-            Control::Create(..) => Vec::new(),
+            Control::Create(..) | Control::CreateAll(..) => Vec::new(),
+            Control::CloneAll(key, _) | Control::Set(key, _) => vec![*key],
             Control::Snapshot(sources) => sources.iter().map(|s| s.0).collect(),
             Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
                 vec![*key]
@@ -85,8 +115,16 @@ impl Run<'_> {
     /// Starts a control operation once nothing blocks it.
     pub(in super::super) fn control(&mut self, control: Control) -> Result<(), Violation> {
         let keys = self.touched(&control);
-        let rough =
-            !matches!(control, Control::Create(..) | Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..));
+        let rough = !matches!(
+            control,
+            Control::Create(..)
+                | Control::Snapshot(_)
+                | Control::Clone(..)
+                | Control::Rollback(..)
+                | Control::CreateAll(..)
+                | Control::CloneAll(..)
+                | Control::Set(..)
+        );
         let rollback = matches!(control, Control::Rollback(..));
         self.wait(|o| {
             let near = o.keys.iter().any(|key| keys.contains(key));
@@ -143,6 +181,11 @@ impl Run<'_> {
                 format!("snapshot {}", names.join(" "))
             }
             Control::Clone(source, new) => format!("clone {} to {new}", name(source)),
+            Control::CreateAll(all, size, properties) => {
+                format!("create {}, {size} bytes, {properties:?}", all.join(" "))
+            }
+            Control::CloneAll(source, all) => format!("clone {} to {}", name(source), all.join(" ")),
+            Control::Set(key, properties) => format!("set {} {properties:?}", name(key)),
             Control::Rollback(_, snapshot) => format!("roll back to {}", name(snapshot)),
             Control::Rename(key, new) => format!("rename {} to {new}", name(key)),
             Control::Resize(key, size) => format!("resize {} to {size} bytes", name(key)),

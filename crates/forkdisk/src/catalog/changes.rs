@@ -1,0 +1,77 @@
+//! Changes of the properties of a volume or origin, as many at a time as wanted: all or none, with one commit.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeState};
+use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
+
+use super::Catalog;
+use super::limits::{check_chunk, check_gather, check_quota, writable_volume};
+
+/// New values of properties; `None`: unchanged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// Space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
+    pub chunk: Option<u64>,
+    /// What a first write to a shared chunk does. A clone inherits it.
+    pub break_policy: Option<BreakPolicy>,
+    /// Limit of copies for the volume, including those under way.
+    pub throttle: Option<Throttle>,
+    /// Most bytes that it may have mapped, at most 1 PiB, in whole pages; 0: no limit.
+    pub quota: Option<u64>,
+    /// When its scattered pages are gathered by policy. A clone has the policy of its source.
+    pub gather: Option<GatherPolicy>,
+    /// Of an origin: most bytes copied ahead of a sequential writer.
+    pub copy_ahead: Option<u64>,
+    /// Of an origin: what happens to a write if there is no space for the old contents.
+    pub when_full: Option<OriginFull>,
+}
+
+impl Changes {
+    /// Refuses values out of range.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.chunk.map_or(Ok(()), check_chunk)?;
+        self.quota.map_or(Ok(()), check_quota)?;
+        self.gather.map_or(Ok(()), check_gather)?;
+        if self.throttle.is_some_and(|throttle| !throttle.is_valid()) {
+            let why = "bad throttle: 1% to 100%, and whole KiB per second up to 4 TiB";
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if self.copy_ahead.is_some_and(|bytes| bytes > MAX_COPY_AHEAD_BYTES) {
+            return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
+        }
+        Ok(())
+    }
+
+    /// The number of the volume, and the records that change it.
+    pub(crate) fn records(&self, meta: &Catalog, name: &str) -> Result<(VolumeId, Vec<Record>)> {
+        let volume = meta.directory.find(name)?;
+        let id = volume.record.id;
+        let mut records = Vec::new();
+        if self.copy_ahead.is_some() || self.when_full.is_some() {
+            let protects = volume.record.origin_record.as_ref().filter(|_| volume.record.state == VolumeState::Origin);
+            let not_one = || Error::new(ErrorKind::Invalid, format!("{name:?} is not an origin"));
+            let protects = protects.ok_or_else(not_one)?;
+            let copy_ahead = self.copy_ahead.unwrap_or(protects.copy_ahead);
+            records.push(Record::SetOrigin { id, copy_ahead, when_full: self.when_full.unwrap_or(protects.when_full) });
+        }
+        if self.break_policy.is_some() || self.throttle.is_some() {
+            if volume.record.state != VolumeState::Origin {
+                writable_volume(volume, name)?;
+            }
+            let break_policy = self.break_policy.unwrap_or(volume.record.break_policy);
+            records.push(Record::SetCopying {
+                id,
+                break_policy,
+                throttle: self.throttle.unwrap_or(volume.record.throttle),
+            });
+        }
+        if self.chunk.is_some() || self.quota.is_some() || self.gather.is_some() {
+            writable_volume(volume, name)?;
+        }
+        records.extend(self.chunk.map(|chunk| Record::SetChunk { id, chunk }));
+        records.extend(self.quota.map(|quota| Record::SetQuota { id, quota }));
+        records.extend(self.gather.map(|gather| Record::SetGather { id, gather }));
+        Ok((id, records))
+    }
+}
