@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use forkdisk::{Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool, uuid_text};
+use forkdisk::{Changes, Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool, uuid_text};
 use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
@@ -110,7 +110,7 @@ pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
 }
 
 /// Parses `wait`, `wait:SECONDS`, `error` or `drop-oldest`.
-fn policy(text: &str) -> Result<OriginFull, Failure> {
+pub fn full_policy(text: &str) -> Result<OriginFull, Failure> {
     let unknown = || {
         let text = format!("{text:?} is no policy for a full pool: wait, wait:SECONDS, error or drop-oldest");
         Failure::new(ErrorKind::Invalid, text)
@@ -138,7 +138,7 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
 }
 
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
-    let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
+    let when_full = full_policy(p.when_full.as_deref().unwrap_or("wait"))?;
     // Before it is opened, since the pool of this session would be reported as in use.
     refuse_pool(Path::new(&p.path))?;
     let (device, place) = open_device(&session.runtime, &p.path, false)?;
@@ -211,21 +211,11 @@ pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Fa
     Ok(session.pool.attach_changed_origin(volume, device, &place, OriginChange::Longer).await?)
 }
 
-/// Changes the properties that only origins have.
-pub async fn set(session: &Session, p: &params::Set) -> Result<(), Failure> {
-    if let Some(path) = &p.path {
-        let (device, place) = open_device(&session.runtime, path, false)?;
-        // The contents may have been copied to another device; the samples are compared.
-        session.pool.attach_changed_origin(&p.volume, device, &place, OriginChange::Identity).await?;
-    }
-    if p.copy_ahead.is_none() && p.when_full.is_none() {
-        return Ok(());
-    }
-    let origin = session.pool.origins().into_iter().find(|origin| origin.name == p.volume);
-    let not_one = || Failure::new(ErrorKind::Invalid, format!("{} is not an origin", p.volume));
-    let origin = origin.ok_or_else(not_one)?;
-    let when_full = p.when_full.as_deref().map_or(Ok(origin.when_full), policy)?;
-    Ok(session.pool.set_origin(&p.volume, p.copy_ahead.unwrap_or(origin.copy_ahead), when_full).await?)
+/// Opens the device of an origin at `path`, and makes other changes in the same commit. The contents may have been
+/// copied to another device; the samples are compared.
+pub async fn replace_device(session: &Session, volume: &str, path: &str, changes: &Changes) -> Result<(), Failure> {
+    let (device, place) = open_device(&session.runtime, path, false)?;
+    Ok(session.pool.attach_origin_and_set(volume, device, &place, OriginChange::Identity, changes).await?)
 }
 
 #[cfg(test)]
@@ -256,12 +246,12 @@ mod tests {
 
     #[test]
     fn policies_are_read() {
-        assert_eq!(policy("wait").unwrap(), OriginFull::Wait(60));
-        assert_eq!(policy("wait:5").unwrap(), OriginFull::Wait(5));
-        assert_eq!(policy("error").unwrap(), OriginFull::Error);
-        assert_eq!(policy("drop-oldest").unwrap(), OriginFull::DropOldest);
+        assert_eq!(full_policy("wait").unwrap(), OriginFull::Wait(60));
+        assert_eq!(full_policy("wait:5").unwrap(), OriginFull::Wait(5));
+        assert_eq!(full_policy("error").unwrap(), OriginFull::Error);
+        assert_eq!(full_policy("drop-oldest").unwrap(), OriginFull::DropOldest);
         for bad in ["", "wait:", "wait:x", "drop", "error:5"] {
-            assert!(policy(bad).is_err(), "{bad}");
+            assert!(full_policy(bad).is_err(), "{bad}");
         }
     }
 }

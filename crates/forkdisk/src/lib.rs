@@ -25,8 +25,7 @@
 //! let disk = MemoryDevice::new(16 << 20);
 //! runtime.run(async {
 //!     let now = 1_700_000_000;
-//!     let options = FormatOptions { size: 16 << 20, uuid: [7; 16], now, journal: None };
-//!     Pool::format(&disk, &options).await?;
+//!     Pool::format(&disk, &FormatOptions::new(16 << 20, [7; 16], now)).await?;
 //!     let pool = Pool::open(disk.clone(), Rc::new(runtime.clone()), OpenOptions::default()).await?;
 //!
 //!     // A volume may be larger than its pool: only what is written takes space.

@@ -1,6 +1,6 @@
 //! Creation and changes of volumes.
 
-use forkdisk::{CreateOptions, ErrorKind, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
+use forkdisk::{Changes, CreateOptions, ErrorKind, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
 use super::{Call, refuse_attached, refuse_in_use, settle_later};
@@ -13,6 +13,10 @@ use crate::size::human;
 
 fn invalid(text: String) -> Failure {
     Failure::new(ErrorKind::Invalid, text)
+}
+
+fn strs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
 }
 
 fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
@@ -39,28 +43,6 @@ fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
     parts.ok_or_else(|| invalid(format!("{name} is a volume: name a snapshot, as in {name}@name")))
 }
 
-/// Creates `names` with `make`; if one fails, deletes those created before it.
-async fn make_all(
-    session: &Session,
-    names: &[String],
-    make: impl AsyncFn(&str) -> forkdisk::Result<VolumeInfo>,
-) -> Result<Vec<VolumeRecord>, Failure> {
-    let mut made = Vec::new();
-    for name in names {
-        match make(name).await {
-            Ok(info) => made.push(info),
-            Err(error) => {
-                let names: Vec<&str> = made.iter().map(|info| info.name.as_str()).collect();
-                if !names.is_empty() {
-                    session.pool.delete(&names).await?;
-                }
-                return Err(Failure::from(error).about(name));
-            }
-        }
-    }
-    Ok(records(&made))
-}
-
 /// Refuses a disk of 0 bytes: only an empty file on a mount creates a volume of that length.
 fn check_size(size: u64) -> Result<(), Failure> {
     if size > 0 { Ok(()) } else { Err(invalid("a volume needs a size above 0, as in --size 20G".to_string())) }
@@ -76,14 +58,11 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
     if let Some(name) = &p.gather {
         options.gather = gather_policy(name)?;
     }
-    make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
+    Ok(records(&session.pool.create_all(&strs(&p.volumes), &options).await?))
 }
 
 pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeRecord>, Failure> {
-    let now = session.now();
-    // A missing source must be reported as such, not as a failure of the first clone.
-    session.pool.find(&p.source)?;
-    make_all(session, &p.volumes, async |name| session.pool.clone_volume(&p.source, name, now).await).await
+    Ok(records(&session.pool.clone_all(&p.source, &strs(&p.volumes), session.now()).await?))
 }
 
 pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
@@ -169,18 +148,16 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
 }
 
 pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
-    crate::origins::set(session, &p).await?;
-    if let Some(chunk) = p.chunk {
-        session.pool.set_chunk(&p.volume, chunk).await?;
-    }
-    if let Some(name) = &p.break_policy {
-        session.pool.set_break_policy(&p.volume, policy(name)?).await?;
-    }
-    if let Some(quota) = p.quota {
-        session.pool.set_quota(&p.volume, quota).await?;
-    }
-    if let Some(name) = &p.gather {
-        session.pool.set_gather(&p.volume, gather_policy(name)?).await?;
+    let changes = Changes::default()
+        .with_chunk(p.chunk)
+        .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)
+        .with_quota(p.quota)
+        .with_gather(p.gather.as_deref().map(gather_policy).transpose()?)
+        .with_copy_ahead(p.copy_ahead)
+        .with_when_full(p.when_full.as_deref().map(origins::full_policy).transpose()?);
+    match &p.path {
+        Some(path) => origins::replace_device(session, &p.volume, path, &changes).await?,
+        None => session.pool.set(&p.volume, &changes).await?,
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }
