@@ -25,6 +25,7 @@ mod harness;
 mod import_formats;
 mod kernel_nbd;
 mod kill_loop;
+mod kill_transactions;
 mod kill_verbs;
 mod linearizable;
 mod live_backup;
