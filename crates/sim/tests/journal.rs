@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use forkdisk::device::{Buf, MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
-use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, PoolInfo};
+use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, PoolInfo};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
@@ -61,6 +61,26 @@ fn a_record_longer_than_what_replay_reads_at_once_is_replayed() {
         pool.create("b", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         // A crash: nothing is closed.
         assert_eq!(open(&device, &runtime).await.list().len(), 5002);
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn a_group_longer_than_any_window_tells_that_one_before_it_is_damaged() {
+    let exec = Executor::new(4);
+    let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
+    let ran = exec.run(PATIENCE_STEPS, async move {
+        let pool = pool(&device, &runtime, 8 * MIB).await;
+        pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        let names: Vec<String> = (0..5000).map(|i| format!("{i:0250}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        pool.create_all(&names, &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        // A crash: nothing is closed. The journal begins in block 2.
+        assert_eq!(open(&device, &runtime).await.list().len(), 5001);
+        let segment = forkdisk::device::Segment { offset: 2 * MIB, at: 0, len: 4096 };
+        device.write(Buf::zeroed(4096), [segment].into_iter().collect(), false).await.0.unwrap();
+        let refused = Pool::open(device.clone(), Rc::new(runtime), OpenOptions::default()).await.map(drop);
+        assert_eq!(refused.unwrap_err().kind(), forkdisk::ErrorKind::Corrupt);
     });
     ran.unwrap();
 }

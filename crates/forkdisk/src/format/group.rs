@@ -110,6 +110,11 @@ pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<JournalGroup> {
     (chain_value(pool, before, &bytes[..40], records) == group.chain).then_some(group)
 }
 
+/// Returns the bytes that a group at the start of `bytes` takes in the journal, if it is one.
+pub fn length_of_group(bytes: &[u8]) -> Option<u64> {
+    peek_group(bytes).map(|(group, _)| JournalGroup::length(group.bytes as usize))
+}
+
 /// Result of [`decode_group`].
 pub enum Decoded {
     /// A valid group, its records, and its data checksums.

@@ -28,7 +28,9 @@ pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_co
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
 pub use exception::{ExceptionKey, ExceptionKind};
-pub use group::{DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group};
+pub use group::{
+    DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,
+};
 pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;

@@ -11,7 +11,9 @@ use super::Store;
 use crate::catalog::Failure;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{DataChecksum, Decoded, JournalGroup, Record, data_checksum, decode_group, find_group};
+use crate::format::{
+    DataChecksum, Decoded, JournalGroup, Record, data_checksum, decode_group, find_group, length_of_group,
+};
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
 use crate::types::{PAGE_SIZE, PageAddr};
@@ -151,7 +153,8 @@ async fn is_there<D: Device>(store: &Store<D>, checksums: &[DataChecksum]) -> Re
 /// Whether the beginning of `window`, read from `position`, reads differently now: then a read went
 /// wrong, and the journal does not end there.
 async fn reads_otherwise<D: Device>(store: &Store<D>, window: &[u8], position: u64) -> Result<bool> {
-    let seen = &window[..window.len().min(REPLAY_OVERLAP_BYTES)];
+    let group = length_of_group(window).unwrap_or(0) as usize;
+    let seen = &window[..window.len().min(group.max(REPLAY_OVERLAP_BYTES))];
     Ok(!seen.is_empty() && read_journal(store, position, seen.len() as u64).await? != seen)
 }
 
@@ -162,7 +165,11 @@ async fn refuse_damaged_journal<D: Device>(store: &Store<D>, mut window: Vec<u8>
     let mut window_at = head;
     loop {
         let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
-        if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
+        let mut found = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next);
+        if found.is_none() {
+            found = find_long_group(store, &window, window_at, head + limit, next).await?;
+        }
+        if let Some(group) = found {
             let place = store.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
             let why = format!(
                 "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they \
@@ -182,6 +189,29 @@ async fn refuse_damaged_journal<D: Device>(store: &Store<D>, mut window: Vec<u8>
         window_at += seen as u64;
         window.extend(read_journal(store, at, (head + limit - at).min(REPLAY_WINDOW_BYTES)).await?);
     }
+}
+
+/// As [`find_group`], for groups that are longer than what two windows have in common, so that no window need
+/// show one as a whole.
+async fn find_long_group<D: Device>(
+    store: &Store<D>,
+    window: &[u8],
+    window_at: u64,
+    end: u64,
+    next: u64,
+) -> Result<Option<JournalGroup>> {
+    let uuid = store.superblock.borrow().checksum_uuid;
+    for at in (0..window.len()).step_by(PAGE_SIZE) {
+        let (from, rest) = (window_at + at as u64, &window[at..]);
+        let is_cut_off = |&length: &u64| length > rest.len() as u64 && length <= end - from;
+        let long = length_of_group(rest).filter(|&length| length > REPLAY_OVERLAP_BYTES as u64);
+        let Some(length) = long.filter(is_cut_off) else { continue };
+        let group = find_group(&uuid, &read_journal(store, from, length).await?);
+        if group.as_ref().is_some_and(|group| group.confirmed > next) {
+            return Ok(group);
+        }
+    }
+    Ok(None)
 }
 
 pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) -> Result<()> {
