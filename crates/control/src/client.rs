@@ -26,12 +26,19 @@ pub struct Client {
 
 impl Client {
     /// Connects to the control socket at `path`.
+    ///
+    /// # Errors
+    /// The socket cannot be reached: nothing listens there, or this user has no access.
     pub fn connect(path: &Path) -> io::Result<Client> {
         Ok(Client { stream: UnixStream::connect(path)?, received: Vec::new(), last_id: 0 })
     }
 
     /// Calls `method` and waits for the answer. `file` is passed along for verbs that read or write
     /// a file; `reached` is called with each progress notification.
+    ///
+    /// # Errors
+    /// The daemon refuses or fails the request, as [`perform`](crate::perform) does; [`FailureKind::Ending`]
+    /// if the connection ends, [`FailureKind::Protocol`] for an answer that is not understood.
     pub fn call<M: Method>(
         &mut self,
         method: M,

@@ -10,6 +10,7 @@
 //! the pool (callers' files are read and written on separate threads).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 
 mod bridge;
 mod client;

@@ -23,6 +23,9 @@ pub struct PrivateDir {
 impl PrivateDir {
     /// Creates `/run/forkdisk/UUID` for root, `$XDG_RUNTIME_DIR/forkdisk/UUID` (or
     /// `/run/user/UID/forkdisk/UUID`) for others.
+    ///
+    /// # Errors
+    /// The folder cannot be created, or belongs to another user.
     pub fn make(uuid: &[u8; 16]) -> io::Result<PrivateDir> {
         let root = own_root().ok_or_else(|| {
             let text = "there is no folder for the sockets: XDG_RUNTIME_DIR is not set and /run/user has none for \
@@ -68,6 +71,9 @@ pub fn folders_in_memory(uuid: &[u8; 16]) -> Vec<PathBuf> {
 }
 
 /// Creates a folder and its parents, accessible to this user only.
+///
+/// # Errors
+/// A folder cannot be created, or its mode cannot be set.
 pub fn make_private(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     path.parent().map_or(Ok(()), |above| if above.starts_with("/dev/shm") { own(above) } else { Ok(()) })?;
@@ -129,6 +135,9 @@ fn superblocks<T>(path: &Path, look: fn(usize, &[u8]) -> Option<T>) -> Option<Ve
 }
 
 /// Returns a text that identifies the file or block device at `path` on this machine, whatever its path.
+///
+/// # Errors
+/// The file does not exist or cannot be examined.
 pub fn file_identity(path: &Path) -> io::Result<String> {
     let found = fs::metadata(path)?;
     Ok(match found.file_type().is_block_device() {

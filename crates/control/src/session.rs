@@ -31,6 +31,9 @@ pub trait Host {
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>>;
 
     /// Returns the state of the daemon.
+    ///
+    /// # Errors
+    /// `Invalid` if the pool is not being served.
     fn status(&self) -> Result<Status, Failure>;
 
     /// Returns the server's counters; `None` if there is no server.

@@ -6,6 +6,10 @@ const UNITS: &str = "KMGTPE";
 
 /// Parses a number, optionally followed by `K M G T P E`, alone or with `iB` or `B` (`20G`, `1.5TiB`,
 /// `4096`, `512B`). Every unit is a power of 1024. A fraction must give a whole number of bytes.
+///
+/// # Errors
+/// A message for people: the text is no number with a known unit, is too large, or is no whole number of
+/// bytes.
 pub fn parse(text: &str) -> Result<u64> {
     let text = text.trim();
     if text.starts_with('-') {

@@ -3,15 +3,16 @@
 //! A [`Pool`] lies on a [`Device`], one file or disk, and holds *volumes*: disks of any length up to
 //! 1 PiB that take space only for what was written to them. A snapshot or clone of a volume is
 //! one journal record, whatever its size; afterwards neither depends on the other, and the first
-//! write to a shared page goes to a new page.
+//! write to a shared page goes to a new page. A pool lives on one thread: [`Pool`], [`Volume`] and their futures are
+//! not `Send`, and requests from other threads reach it by a channel.
 //!
 //! # What the caller provides
 //!
 //! The engine has no threads, no clock and no executor. The program that embeds it provides
 //! a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, sleeps).
 //! The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch` shows every verb on a
-//! pool file. For tests and first steps there are [`testing::Inline`], a runtime on the calling thread, and
-//! [a device in memory](device::MemoryDevice):
+//! pool file. For tests and first steps (example `first_pool`) there are [`testing::Inline`], a runtime on the
+//! calling thread, and [a device in memory](device::MemoryDevice):
 //!
 //! ```
 //! use std::rc::Rc;
@@ -48,7 +49,7 @@
 //!
 //! # Units
 //!
-//! Offsets, lengths and sizes are bytes; times are seconds since 1970, given by the caller. Reads and
+//! Offsets, lengths and sizes are bytes; times (`now`) are seconds since 1970, given by the caller. Reads and
 //! writes may have any offset and length; multiples of 4 KiB ([`PAGE_SIZE`]) are best, others cost
 //! a read of each page they touch in part. Space is shared and freed in pages, and is contiguous in blocks of
 //! 1 MiB ([`BLOCK_SIZE`]) where possible. Names are `volume` or `volume@snapshot`, with `/` between
@@ -65,11 +66,22 @@
 //!   [`clone_volume`](Pool::clone_volume), [`delete`](Pool::delete), …) are durable when they return,
 //!   and happen completely or not at all. [`clone_range`](Volume::clone_range),
 //!   [`discard`](Volume::discard) and [`write_zeroes`](Volume::write_zeroes) are writes in this sense.
+//! - **Verbs of file systems** ([`create_file`](Pool::create_file), [`remove_file`](Pool::remove_file),
+//!   [`rename_file`](Pool::rename_file), [`create_folder`](Pool::create_folder), …) do not wait: they are visible when
+//!   they return, and durable with the next flush, in the order of the calls. They follow POSIX: a file may be removed
+//!   or replaced while it is open. [`delete`](Pool::delete) and [`rename`](Pool::rename) refuse that.
 //! - [`Pool::open`] after a crash recovers by itself. [`Pool::close`] is only needed to make the next open quick.
 //!
 //! All of this depends on the device: a flush that succeeds must have made the data durable.
 //!
 //! # Errors
+//!
+//! What a method may fail with is listed with it, by kind. Two groups have names:
+//!
+//! - *reading*: [`Io`](ErrorKind::Io) if a device request failed, [`Corrupt`](ErrorKind::Corrupt) if metadata does
+//!   not match its checksum;
+//! - *changing*: these two, [`ReadOnly`](ErrorKind::ReadOnly) in a pool opened for reading,
+//!   [`Failed`](ErrorKind::Failed) after a failure of the pool, [`NoSpace`](ErrorKind::NoSpace) for data or metadata.
 //!
 //! An [`Error`] has a [kind](ErrorKind) with the errno that a client of a disk would see, and a
 //! message that says what failed, where, and what to do. A failed read or data write fails only its
@@ -86,10 +98,12 @@
 //! except those that wait for space. A read of a range that is being written returns old or new data.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 #![deny(clippy::iter_over_hash_type)]
 
 mod bits;
 mod catalog;
+#[doc(hidden)]
 pub mod copier;
 mod counters;
 pub mod device;
@@ -102,6 +116,7 @@ mod names;
 mod options;
 mod ordered;
 mod origin;
+#[doc(hidden)]
 pub mod planted;
 mod pool;
 mod replace;
@@ -136,3 +151,8 @@ pub use store::{FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, R
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, Mode, PAGE_SIZE, VolumeId, VolumeKind};
 pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};
 pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume};
+
+/// The example of the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

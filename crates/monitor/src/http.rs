@@ -38,11 +38,17 @@ pub enum MetricsListener {
 
 impl MetricsListener {
     /// Listens on a TCP address; the caller decides whether the address is safe.
+    ///
+    /// # Errors
+    /// The address is in use, is not local, or needs rights.
     pub fn tcp(rt: &Rt, addr: SocketAddr) -> Result<MetricsListener> {
         TcpListener::bind(rt, addr).map(MetricsListener::Tcp)
     }
 
     /// Listens on a unix socket.
+    ///
+    /// # Errors
+    /// Those of [`UnixListener::bind`].
     pub fn unix(rt: &Rt, path: &Path) -> Result<MetricsListener> {
         UnixListener::bind(rt, path).map(MetricsListener::Unix)
     }

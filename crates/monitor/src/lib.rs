@@ -5,6 +5,7 @@
 //! over HTTP. This crate has no counters of its own and never changes the pool.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 
 mod collect;
 mod copier;

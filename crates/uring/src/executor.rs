@@ -142,6 +142,9 @@ impl<F: Future> Future for Spawned<F> {
 ///
 /// Fails if io_uring is not available (the message says why), and if an executor already runs
 /// on this thread. A panic in any task ends `block_on` with that panic.
+///
+/// # Errors
+/// io_uring is not available, or an executor already runs on this thread.
 pub fn block_on<F: Future>(config: Config, main: impl FnOnce(Rt) -> F) -> forkdisk::Result<F::Output> {
     if !CURRENT.get().is_null() {
         return Err(Error::new(ErrorKind::Invalid, "an executor already runs on this thread"));
@@ -251,6 +254,9 @@ impl Rt {
     }
 
     /// Runs `future` for at most `time`, then drops it.
+    ///
+    /// # Errors
+    /// [`Elapsed`] if the future did not end in time.
     pub async fn timeout<F: Future>(&self, time: Duration, future: F) -> Result<F::Output, Elapsed> {
         timer::timeout(self.sleep_for(time), future).await
     }
@@ -270,6 +276,9 @@ impl Rt {
 
     /// Redirects `signals` (such as `libc::SIGTERM`) from now on. Call it before the first
     /// thread is started: existing threads would still receive them.
+    ///
+    /// # Errors
+    /// The kernel refuses a signal number, or there is no free descriptor.
     pub fn signals(&self, signals: &[i32]) -> forkdisk::Result<Signals> {
         Signals::new(self.driver(), signals)
     }

@@ -13,11 +13,18 @@ const FITHAW: c_ulong = 0xc004_5878;
 
 /// Writes the cached data of `file`'s file system and blocks its writers until [`thaw`]. Needs root. Fails with
 /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if it is frozen already, and `EOPNOTSUPP` if it cannot be frozen.
+///
+/// # Errors
+/// `ResourceBusy` if it is frozen already, `EOPNOTSUPP` if it cannot be frozen, `PermissionDenied` without
+/// root.
 pub fn freeze(file: impl AsFd) -> io::Result<()> {
     ask(file, FIFREEZE)
 }
 
 /// Lets writers of the file system of `file` continue.
+///
+/// # Errors
+/// `InvalidInput` if it is not frozen, `PermissionDenied` without root.
 pub fn thaw(file: impl AsFd) -> io::Result<()> {
     ask(file, FITHAW)
 }

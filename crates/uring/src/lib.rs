@@ -18,6 +18,7 @@
 //! some, for comparison). Its basis: memory that the kernel may access belongs to the request
 //! (`op`) and stays there until the last completion.
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 
 mod config;
 mod device;

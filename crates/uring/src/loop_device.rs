@@ -22,6 +22,9 @@ const DIRECT_IO: u32 = 16;
 /// sector of 512 bytes are not part of the device.
 ///
 /// The kernel does I/O on the file's own file system, so never call this on the thread that serves it.
+///
+/// # Errors
+/// `PermissionDenied` without root, `NotFound` without the loop driver, otherwise the error of the kernel.
 pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
     let control = File::options().read(true).write(true).open(CONTROL);
     let control = control.map_err(|e| io::Error::new(e.kind(), format!("{CONTROL}: {e} (modprobe loop)")))?;
@@ -42,16 +45,26 @@ pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
 
 /// Detaches the device at `path` from its file, after everything is written. Fails with
 /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) while it is mounted or in use.
+///
+/// # Errors
+/// `ResourceBusy` while it is mounted or in use, `NotFound` if there is no such device, otherwise the error
+/// of the kernel.
 pub fn detach_loop(path: &Path) -> io::Result<()> {
     let_go(path, File::sync_all)
 }
 
 /// As [`detach_loop`], for a device whose server is gone: unwritten data is lost already.
+///
+/// # Errors
+/// Those of [`detach_loop`].
 pub fn abandon_loop(path: &Path) -> io::Result<()> {
     let_go(path, |_| Ok(()))
 }
 
 /// Sets the device at `path` to the length of its file. Never call it on the thread that serves the file.
+///
+/// # Errors
+/// `NotFound` if there is no such device, otherwise the error of the kernel.
 pub fn resize_loop(path: &Path) -> io::Result<()> {
     sys::loop_set_capacity(File::open(path)?.as_fd())
 }

@@ -33,6 +33,9 @@ impl Signals {
     }
 
     /// Waits for the next signal. Pending signals with the same number count once.
+    ///
+    /// # Errors
+    /// The descriptor of the signals cannot be read.
     pub async fn recv(&self) -> io::Result<i32> {
         loop {
             if let Some(signal) = sys::signalfd_next(self.handle.fd())? {

@@ -119,6 +119,9 @@ pub fn ublk_missing() -> Option<String> {
 impl UblkDevice {
     /// Creates a device of `size` bytes, rounded down to whole sectors. It becomes visible when it
     /// is [started](Self::start).
+    ///
+    /// # Errors
+    /// The driver is missing or too old, this user may not use it, or the kernel refuses the parameters.
     pub async fn add(rt: &Rt, size: u64, read_only: bool) -> io::Result<UblkDevice> {
         let helper = Helper::default();
         let number = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(u32::MAX));
@@ -168,12 +171,18 @@ impl UblkDevice {
     }
 
     /// Waits for the first request in this slot.
+    ///
+    /// # Errors
+    /// The device has been stopped.
     pub async fn fetch(&self, (queue, tag): (u16, u16)) -> io::Result<UblkRequest> {
         self.next(FETCH, queue, tag, 0).await
     }
 
     /// Answers a request, with a count of bytes or a negative errno, and waits for the next one in
     /// its slot. Fails when the device has been stopped.
+    ///
+    /// # Errors
+    /// The device has been stopped.
     pub async fn answer(&self, request: UblkRequest, result: i32) -> io::Result<UblkRequest> {
         self.next(COMMIT_AND_FETCH, request.queue, request.tag, result).await
     }
@@ -209,16 +218,25 @@ impl UblkDevice {
     }
 
     /// Fills `buf` with the data of a write request.
+    ///
+    /// # Errors
+    /// The device has been stopped, or the request was aborted.
     pub fn take(&self, request: &UblkRequest, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, UblkDevice::data_of(request))
     }
 
     /// Passes the data of a read request to the kernel.
+    ///
+    /// # Errors
+    /// The device has been stopped, or the request was aborted.
     pub fn give(&self, request: &UblkRequest, buf: &[u8]) -> io::Result<()> {
         self.file.write_all_at(buf, UblkDevice::data_of(request))
     }
 
     /// Makes the block device visible. Its first requests arrive before this returns.
+    ///
+    /// # Errors
+    /// The kernel refuses it, for example as a slot is not served.
     pub async fn start(&self) -> io::Result<()> {
         let (number, pid) = (self.number, std::process::id());
         self.helper.run(move || control(START, number, &mut [], pid.into())).await
@@ -226,12 +244,18 @@ impl UblkDevice {
 
     /// Removes the block device. Its last requests arrive before this returns; then every slot that
     /// waits for a request fails.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
     pub async fn stop(&self) -> io::Result<()> {
         let number = self.number;
         self.helper.run(move || control(STOP, number, &mut [], 0)).await
     }
 
     /// Deletes a stopped device whose slots are not served any more.
+    ///
+    /// # Errors
+    /// The kernel refuses it: slots are still served.
     pub async fn delete(self) -> io::Result<()> {
         let UblkDevice { rt, number, file, handle, descriptors, helper } = self;
         drop((descriptors, handle, file));
@@ -244,12 +268,18 @@ impl UblkDevice {
 }
 
 /// Deletes device `number`, whose server has died.
+///
+/// # Errors
+/// There is no such device, or the kernel refuses it.
 pub fn ublk_forget(number: u32) -> io::Result<()> {
     control(STOP, number, &mut [], 0).and_then(|()| control(DELETE, number, &mut [], 0))
 }
 
 /// Sets device `number` to a length of `size` bytes, rounded down to whole sectors. Fails before
 /// Linux 6.16.
+///
+/// # Errors
+/// There is no such device, or the kernel is older than Linux 6.16.
 pub fn ublk_resize(number: u32, size: u64) -> io::Result<()> {
     control(UPDATE_SIZE, number, &mut [], size / SECTOR)
 }

@@ -23,6 +23,9 @@ impl Watched {
     }
 
     /// Waits until a read would return data, the end or an error.
+    ///
+    /// # Errors
+    /// The descriptor cannot be watched.
     pub async fn readable(&self) -> io::Result<()> {
         outcome(self.handle.driver().start(&self.handle, Work::Readable).await.result).map(drop)
     }

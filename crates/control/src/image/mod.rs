@@ -137,6 +137,9 @@ fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopp
 }
 
 /// Returns the format of a file or block device by its first and last bytes; `None` if it is taken as raw.
+///
+/// # Errors
+/// The image cannot be read.
 pub fn format_of(image: &File) -> io::Result<Option<&'static Format>> {
     let mut image = image;
     let len = image.seek(SeekFrom::End(0))?;
@@ -156,6 +159,9 @@ fn ends(image: &File, len: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
 
 /// Locks `image` against writers that respect QEMU's locks for as long as it is open. Fails, unless
 /// `force`, if another program writes it.
+///
+/// # Errors
+/// `Busy` if another program writes the image; `Io` if the lock cannot be examined.
 pub fn lock(image: &File, shown: &str, force: bool) -> Result<(), Failure> {
     match force {
         true => Ok(()),

@@ -61,6 +61,12 @@ impl Call {
 /// Carries out `request`, completely or not at all; its effects are durable when this returns.
 ///
 /// The future must be run to its end, as every future of a [`forkdisk::Pool`].
+///
+/// # Errors
+/// [`Engine`](crate::FailureKind::Engine) with the kind of the pool's error, or `Invalid` for bad parameters, `Busy`
+/// for something in use and `Io` for a file of the caller; [`Cancelled`](crate::FailureKind::Cancelled) if the caller
+/// has disconnected, [`BrokenPipe`](crate::FailureKind::BrokenPipe) if the reader of an export has. The message says
+/// what failed, where, and what to do.
 pub async fn perform(session: &Session, request: Request, call: &Call) -> Result<Reply, Failure> {
     Ok(match request {
         Request::Create(p) => Reply::Create(volumes::create(session, p).await?),

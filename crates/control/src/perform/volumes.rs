@@ -33,6 +33,9 @@ pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> Creat
 }
 
 /// Parses a policy of gathering.
+///
+/// # Errors
+/// `Invalid` if the text names no policy.
 pub fn gather_policy(name: &str) -> Result<GatherPolicy, Failure> {
     name.parse().map_err(|refused: NoSuchPolicy| invalid(refused.to_string()))
 }

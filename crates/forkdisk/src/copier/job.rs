@@ -387,6 +387,9 @@ impl JobHandle {
 
     /// Resolves when none of its requests is in flight any more. Success: everything is written to all
     /// destinations (not durable before they are flushed); otherwise the reason of the failure.
+    ///
+    /// # Errors
+    /// A read or write failed, or the job was cancelled.
     pub async fn wait_done(&self) -> Result<(), CopyError> {
         while !self.progress.ended.get() {
             self.progress.changed.wait().await;

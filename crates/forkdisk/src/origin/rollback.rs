@@ -213,6 +213,10 @@ impl<D: Device> Origins<D> {
     /// total; if it returns false, the wait ends. Fails when a step fails; for lack of space only after the
     /// wait of the origin's policy, while the rollback goes on. Does not wait for another rollback that
     /// begins then.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such origin, `Busy` if its device is not open or the pool is being closed;
+    /// the error of a step that failed; and those of [changing](crate#errors).
     pub async fn wait_rollback(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let store = &self.store;
         let id = store.meta.borrow().directory.find(name)?.record.id;

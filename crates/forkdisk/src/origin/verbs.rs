@@ -137,6 +137,10 @@ async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
 impl<D: Device> Origins<D> {
     /// Protects `device` under `name`: from now on a volume whose data stays in place. The device is open
     /// afterwards.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name, chunk, copy-ahead or path, `Exists` if the name is taken; and those of
+    /// [changing](crate#errors).
     pub async fn protect(&self, name: &str, device: D, options: &ProtectOptions) -> Result<VolumeInfo> {
         check_options(options, name)?;
         check_device(&device)?;
@@ -296,6 +300,10 @@ impl<D: Device> Origins<D> {
 
     /// Ends the protection: the data stays in place, the name and all snapshots are deleted. Without
     /// `snapshots` it is refused if there are any. The device need not be open.
+    ///
+    /// # Errors
+    /// `NotFound` and `Invalid` if the name is that of no origin, `Busy` if it is in use, has snapshots that
+    /// shall stay or clones that need them; and those of [changing](crate#errors).
     pub async fn unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
         let store = &self.store;
         self.check_unprotect(name, snapshots)?;
@@ -333,6 +341,9 @@ impl<D: Device> Origins<D> {
     }
 
     /// Refuses what [`unprotect`](Self::unprotect) would, except for volumes in use.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` and `Busy`, as [`unprotect`](Self::unprotect).
     pub fn check_unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
         let store = &self.store;
         let meta = store.meta.borrow();

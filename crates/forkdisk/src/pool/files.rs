@@ -1,6 +1,6 @@
-//! Verbs of file systems, on names and attributes: visible at once, durable with the next flush, in the order
-//! of the calls. After a crash all of them up to some point have happened, none in part. A caller that
-//! acknowledges a change without a flush awaits [`Pool::wait_process_safe`] first.
+//! Verbs of file systems, on names and attributes (`…_file`, `…_folder`): visible at once, durable with the
+//! next flush, in the order of the calls. After a crash all of them up to some point have happened, none in
+//! part. A caller that acknowledges a change without a flush awaits [`Pool::wait_process_safe`] first.
 //!
 //! Folders are the parts of names before a `/`. A folder exists while something is in it, or if it has a
 //! record, which also keeps its attributes; the record of the root has the empty name.
@@ -34,6 +34,9 @@ fn missing(name: &str) -> Error {
 
 impl<D: Device> Pool<D> {
     /// The object of `name`; the empty name is the root.
+    ///
+    /// # Errors
+    /// `NotFound` if the name is that of nothing.
     pub fn child(&self, name: &str) -> Result<Child> {
         let meta = self.store.meta.borrow();
         let directory = &meta.directory;
@@ -68,6 +71,9 @@ impl<D: Device> Pool<D> {
     }
 
     /// The snapshots of a volume, sorted by name.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume.
     pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
         let meta = self.store.meta.borrow();
         let ids = meta.directory.snapshots_of(meta.directory.find(volume)?.record.id);
@@ -82,6 +88,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Creates and opens an empty volume.
+    ///
+    /// # Errors
+    /// `Exists` if the name is taken, `Invalid` for a bad name or option; and those of
+    /// [changing](crate#errors).
     pub fn create_file(&self, name: &str, options: &CreateOptions, attributes: Attributes) -> Result<Volume<D>> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
@@ -100,6 +110,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Sets the attributes of the volume or folder with this number. Refused for snapshots.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no volume or folder with this number, `ReadOnly` for a snapshot; and those of
+    /// [changing](crate#errors).
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
         self.store.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
             Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
@@ -113,7 +127,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Creates a folder that exists without contents. Refused if a volume or folder has this name.
-    pub fn make_folder(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Exists` if the name is taken, `Invalid` for a bad name; and those of [changing](crate#errors).
+    pub fn create_folder(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
         check_volume_name(name)?;
         self.store.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
@@ -123,6 +140,9 @@ impl<D: Device> Pool<D> {
     }
 
     /// Sets the attributes of a folder (empty: the root), which gets a record if it has none.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder; and those of [changing](crate#errors).
     pub fn set_folder_attributes(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
         let known = self.store.meta.borrow().directory.folder(name).map(|record| record.id);
         if let Some(id) = known {
@@ -138,6 +158,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Removes an empty folder; any other is `Busy`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, `Busy` if something is in it; and those of
+    /// [changing](crate#errors).
     pub fn remove_folder(&self, name: &str) -> Result<()> {
         self.store.note(|meta| {
             if meta.directory.has_children(name) {
@@ -152,7 +176,11 @@ impl<D: Device> Pool<D> {
 
     /// Removes a volume or a snapshot (`volume@snapshot`): its name at once, its contents at the last close.
     /// Refused for a volume that has snapshots.
-    pub fn remove(&self, name: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// `NotFound` if the name is that of nothing, `Busy` for a volume with snapshots and a snapshot that
+    /// something needs, `Invalid` for an origin; and those of [changing](crate#errors).
+    pub fn remove_file(&self, name: &str) -> Result<()> {
         self.store.note(|meta| {
             let volume = meta.directory.find(name)?;
             let id = volume.record.id;
@@ -165,7 +193,12 @@ impl<D: Device> Pool<D> {
     }
 
     /// Renames a volume; its snapshots go with it. If a volume has the new name, it is removed in the same
-    /// instant, as by [`remove`](Self::remove), or without `replace` the rename is refused.
+    /// instant, as by [`remove_file`](Self::remove_file), or without `replace` the rename is refused.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `Exists` if the new name is taken and not to be replaced,
+    /// `Busy` if what has it cannot be removed, `Invalid` for a bad name, `ReadOnly` for a snapshot; and
+    /// those of [changing](crate#errors).
     pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
         self.store.note(|meta| {
             let id = writable_volume(meta.directory.find(from)?, from)?;
@@ -188,6 +221,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Renames a folder and everything in it. The new name must be free, and not within the folder.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, `Exists` if the new name is taken, `Invalid` if it is bad or
+    /// within the folder; and those of [changing](crate#errors).
     pub fn rename_folder(&self, from: &str, to: &str) -> Result<()> {
         self.store.note(|meta| {
             let directory = &meta.directory;

@@ -181,6 +181,9 @@ impl<D: Device> Pool<D> {
     }
 
     /// A volume or snapshot by name.
+    ///
+    /// # Errors
+    /// `NotFound` if the name is that of nothing.
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         self.store.find(name)
     }

@@ -49,11 +49,20 @@ impl<D: Device> Clone for Pool<D> {
 
 impl<D: Device> Pool<D> {
     /// Formats the device as an empty pool. Its contents are lost.
+    ///
+    /// # Errors
+    /// `Invalid` for a size or journal out of its bounds or beyond the device; `Io` and `NoSpace` if the
+    /// device fails.
     pub async fn format(device: &D, options: &FormatOptions) -> Result<()> {
         store::format(device, options).await
     }
 
     /// Opens a pool. After an unclean end, replays its journal in memory and continues deletions.
+    ///
+    /// # Errors
+    /// `NotAPool` if the device has no superblock, `Corrupt` if a superblock or the metadata that recovery
+    /// needs is damaged, `Unsupported` for a pool of a newer version, `Busy` if another host owns it, `Io` if
+    /// the device fails, `ReadOnly` if it cannot be written.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
         let store = Store::open(device, runtime, options).await?;
         let origins = Origins::new(&store);
@@ -64,6 +73,10 @@ impl<D: Device> Pool<D> {
 
     /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Later requests are
     /// refused.
+    ///
+    /// # Errors
+    /// `Failed` if the pool had failed before, `Io` and `NoSpace` if the last checkpoint failed; the next
+    /// open recovers then.
     pub async fn close(&self) -> Result<()> {
         if !self.store.options.read_only {
             self.store.check_alive()?;
@@ -88,6 +101,9 @@ impl<D: Device> Pool<D> {
     }
 
     /// Makes all acknowledged changes durable.
+    ///
+    /// # Errors
+    /// `Failed`, now and from then on, if the data or the journal could not be made durable.
     pub async fn flush(&self) -> Result<()> {
         self.store.commit_for_client().await
     }
@@ -95,6 +111,9 @@ impl<D: Device> Pool<D> {
     /// Waits until all changes of names and attributes survive a crash of this process, in a pool opened with
     /// [`OpenOptions::volatile`]. Returns at once unless the volatile log was full. Call it before such a
     /// change is acknowledged without a flush; writes, discards and changes of size call it themselves.
+    ///
+    /// # Errors
+    /// `Failed` if the commit that it waits for failed.
     pub async fn wait_process_safe(&self) -> Result<()> {
         self.store.wait_process_safe().await
     }
@@ -105,6 +124,9 @@ impl<D: Device> Pool<D> {
     }
 
     /// Writes a checkpoint: afterwards there is nothing to replay.
+    ///
+    /// # Errors
+    /// Those of [changing](crate#errors); `NoSpace` if the host file system is full.
     pub async fn checkpoint(&self) -> Result<()> {
         self.store.check_writable()?;
         self.store.clone().checkpoint().await?;
@@ -119,6 +141,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Changes properties of a volume or origin, all or none.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `Invalid` for a bad value or a property that it does not have, `ReadOnly`
+    /// for a snapshot; and those of [changing](crate#errors).
     pub async fn set(&self, name: &str, changes: &Changes) -> Result<()> {
         changes.check()?;
         let id =

@@ -12,6 +12,10 @@ use crate::error::Result;
 impl<D: Device> Pool<D> {
     /// Sets the most bytes that the volume may have mapped, at most 1 PiB, in whole pages; 0: no limit. A
     /// snapshot or clone of the volume has no quota, a rollback keeps it.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `ReadOnly` for a snapshot, `Invalid` for a quota out of its
+    /// bounds; and those of [changing](crate#errors).
     pub async fn set_quota(&self, name: &str, quota: u64) -> Result<()> {
         self.set(name, &Changes { quota: Some(quota), ..Changes::default() }).await
     }

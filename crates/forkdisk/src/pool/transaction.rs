@@ -13,6 +13,10 @@ use super::{CreateOptions, Pool};
 
 impl<D: Device> Pool<D> {
     /// Creates empty volumes with the same options, all or none.
+    ///
+    /// # Errors
+    /// `Exists` if a name is taken or given twice, `Invalid` for a bad name or option; and those of
+    /// [changing](crate#errors).
     pub async fn create_all(&self, names: &[&str], options: &CreateOptions) -> Result<Vec<VolumeInfo>> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
@@ -32,6 +36,10 @@ impl<D: Device> Pool<D> {
 
     /// Creates writable volumes with the contents of a volume or snapshot, all or none, all of one instant, in a
     /// time that does not depend on its size.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin or a
+    /// bad name; and those of [changing](crate#errors).
     pub async fn clone_all(&self, source: &str, names: &[&str], now: u64) -> Result<Vec<VolumeInfo>> {
         self.store.check_writable()?;
         let ids = {

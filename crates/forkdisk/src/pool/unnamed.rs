@@ -15,6 +15,9 @@ impl<D: Device> Pool<D> {
     /// Creates and opens an empty volume without a name. It is deleted at its last close, or at the next open
     /// of the pool, unless [`name_volume`](Self::name_volume) named it. Its break policy is `split`, and it
     /// has no quota.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad option; and those of [changing](crate#errors).
     pub fn create_unnamed(&self, options: &CreateOptions) -> Result<Volume<D>> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
@@ -34,6 +37,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Names an unnamed volume. On return the name and all earlier writes to the volume are durable.
+    ///
+    /// # Errors
+    /// `Exists` if the name is taken, `Invalid` if it is bad or the volume has a name; and those of
+    /// [changing](crate#errors).
     pub async fn name_volume(&self, volume: &Volume<D>, name: &str) -> Result<()> {
         let id = volume.id();
         volume.flush().await?;

@@ -54,19 +54,32 @@ fn only_one(mut made: Vec<VolumeInfo>) -> VolumeInfo {
 
 impl<D: Device> Pool<D> {
     /// Creates an empty volume.
+    ///
+    /// # Errors
+    /// `Exists` if the name is taken, `Invalid` for a bad name or option; and those of
+    /// [changing](crate#errors).
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
         self.create_all(&[name], options).await.map(only_one)
     }
 
-    /// Takes snapshots of several volumes at one instant, all or none: `("a", "x")` makes `a@x`.
+    /// Takes snapshots of several volumes at one instant, all or none: `("a", "x")` makes `a@x`; `now` is the time
+    /// of their creation, in seconds since 1970.
     ///
     /// Each has all writes acknowledged before this call; of writes in flight it may have either state.
+    ///
+    /// # Errors
+    /// Those of [`snapshot_with`](Self::snapshot_with).
     pub async fn snapshot(&self, sources: &[(&str, &str)], now: u64) -> Result<Vec<VolumeInfo>> {
         self.snapshot_with(sources, SnapshotFlags::default(), now).await
     }
 
     /// Like [`snapshot`](Self::snapshot), with `flags` for all of them. The devices of origins among the
     /// sources must be open: their writes become durable first.
+    ///
+    /// # Errors
+    /// `NotFound` if a source does not exist, `Exists` if a name is taken or named twice, `ReadOnly` if a
+    /// source is a snapshot, `Invalid` for a bad name or flag, `Busy` during the rollback of an origin; and
+    /// those of [changing](crate#errors).
     pub async fn snapshot_with(
         &self,
         sources: &[(&str, &str)],
@@ -155,7 +168,11 @@ impl<D: Device> Pool<D> {
     }
 
     /// Creates a writable volume with the contents of a volume or snapshot, in a time that does not depend on
-    /// its size.
+    /// its size; `now` is the time of its creation, in seconds since 1970.
+    ///
+    /// # Errors
+    /// `NotFound` if the source does not exist, `Exists` if the name is taken, `Invalid` for a bad name or if
+    /// the source is an origin; and those of [changing](crate#errors).
     pub async fn clone_volume(&self, source: &str, name: &str, now: u64) -> Result<VolumeInfo> {
         self.clone_all(source, &[name], now).await.map(only_one)
     }
@@ -163,6 +180,10 @@ impl<D: Device> Pool<D> {
     /// Gives `volume` the contents and the size of its snapshot `snapshot` (the part behind `@`). All
     /// snapshots stay. Refused while the volume is in use. An origin is rolled back in the background
     /// ([`wait_rollback`](Self::wait_rollback) waits for it).
+    ///
+    /// # Errors
+    /// `NotFound` if the volume or the snapshot does not exist, `Busy` if the volume is in use, `ReadOnly` if
+    /// it is a snapshot; and those of [changing](crate#errors).
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let state = self.store.meta.borrow().directory.find(volume)?.record.state;
         if state == VolumeState::Origin {
@@ -187,6 +208,10 @@ impl<D: Device> Pool<D> {
 
     /// Renames a volume (`a` to `b`) or a snapshot (`a@x` to `a@y`). Snapshots of a volume keep their part of
     /// the name.
+    ///
+    /// # Errors
+    /// `NotFound` if the name is that of nothing, `Exists` if the new one is taken, `Invalid` if it is bad or
+    /// would move a snapshot to another volume; and those of [changing](crate#errors).
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         self.store
             .verb(|meta| {
@@ -210,6 +235,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `ReadOnly` for a snapshot, `Invalid` for a length beyond 1 PiB
+    /// or one that the backing does not allow; and those of [changing](crate#errors).
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
         self.store.check_writable()?;
@@ -224,6 +253,10 @@ impl<D: Device> Pool<D> {
     }
 
     /// Sets the chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `ReadOnly` for a snapshot, `Invalid` for a bad chunk; and those
+    /// of [changing](crate#errors).
     pub async fn set_chunk(&self, name: &str, chunk: u64) -> Result<()> {
         self.set(name, &Changes { chunk: Some(chunk), ..Changes::default() }).await
     }
@@ -231,6 +264,10 @@ impl<D: Device> Pool<D> {
     /// Deletes volumes and snapshots, all or none. Refused for a volume with snapshots that are not in the
     /// list, and for volumes in use. On return the names are durably gone; the space is freed in the
     /// background ([`wait_freed`](Self::wait_freed) waits for it).
+    ///
+    /// # Errors
+    /// `NotFound` if a name is that of nothing, `Busy` if one of them is in use or something that stays needs
+    /// it, `Invalid` for an origin; and those of [changing](crate#errors).
     pub async fn delete(&self, names: &[&str]) -> Result<()> {
         self.store
             .verb(|meta| {
@@ -246,16 +283,26 @@ impl<D: Device> Pool<D> {
     }
 
     /// Refuses what [`delete`](Self::delete) would, except for volumes in use.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` and `Invalid`, as [`delete`](Self::delete).
     pub fn check_delete(&self, names: &[&str]) -> Result<()> {
         deletable(&self.store.meta.borrow(), names).map(drop)
     }
 
     /// Waits until the space of all deletions is free.
+    ///
+    /// # Errors
+    /// Those of [changing](crate#errors): the space is not free then, and stays to be freed.
     pub async fn wait_freed(&self) -> Result<()> {
         self.upkeep.clone().free_deleted().await
     }
 
     /// Grows the pool to `size` bytes (rounded down to whole MiB), and a pool file with it.
+    ///
+    /// # Errors
+    /// `Invalid` for a size below the present one or beyond 4 PiB, `Io` and `NoSpace` if the device cannot be
+    /// lengthened; and those of [changing](crate#errors).
     pub async fn grow(&self, size: u64) -> Result<()> {
         self.store.check_writable()?;
         let size = size / BLOCK_SIZE * BLOCK_SIZE;

@@ -11,12 +11,18 @@ use crate::volume::Volume;
 impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device
     /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
+    ///
+    /// # Errors
+    /// `NotFound` if the name is that of nothing, `Busy` if the device of the origin is not open.
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let id = self.store.meta.borrow().directory.find(name)?.record.id;
         self.open_volume(id)
     }
 
     /// Opens a volume or snapshot by its number for I/O, also one that was removed while open.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no volume with this number, `Busy` if the device of the origin is not open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
         let is_there =
             |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;

@@ -59,6 +59,9 @@ pub struct FormatOptions {
 
 impl FormatOptions {
     /// Checks the options before any device is touched (`Invalid`).
+    ///
+    /// # Errors
+    /// `Invalid` for a size or journal out of its bounds.
     pub fn check(&self) -> Result<()> {
         if self.size < MIN_POOL_BYTES || self.size > MAX_POOL_SIZE {
             let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", self.size);

@@ -124,12 +124,18 @@ impl<D: Device> Repair<D> {
     }
 
     /// Carries the repair out. Nothing else may have the pool open.
+    ///
+    /// # Errors
+    /// `Io` and `NoSpace` if the device fails; a repair can be repeated.
     pub async fn apply(&self) -> Result<()> {
         replace_pages(&*self.device, &self.replacements).await
     }
 }
 
 /// Writes pages of a pool that nothing has open, in order; each superblock is durable before the next page.
+///
+/// # Errors
+/// `Io` and `NoSpace` if the device fails.
 pub async fn replace_pages<D: Device>(device: &D, replacements: &[Replacement]) -> Result<()> {
     let flush = async || device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
     let is_superblock = |offset: u64| SUPERBLOCK_PAGES.iter().any(|at| at.offset() == offset);

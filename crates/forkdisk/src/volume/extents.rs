@@ -26,6 +26,9 @@ pub struct Extent {
 
 impl<D: Device> Volume<D> {
     /// The extents of a range, in ascending order without gaps.
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end; and those of [reading](crate#errors).
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
         self.check_range(offset, len)?;
         let page = PAGE_SIZE as u64;

@@ -40,6 +40,10 @@ impl<D: Device> Volume<D> {
     }
 
     /// Makes all acknowledged writes durable, of all volumes of the pool.
+    ///
+    /// # Errors
+    /// `Failed`, now and from then on, if the data or the journal could not be made durable; `Io` if the
+    /// device of an origin failed.
     pub async fn flush(&self) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Flush, 0);
         let result = self.commit().await;
@@ -49,6 +53,9 @@ impl<D: Device> Volume<D> {
 
     /// Whole pages within the range read as zeroes afterwards and their space is freed. Partial pages at the
     /// edges stay unchanged, except at the end of the volume. On a full pool some pages may stay.
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end, `ReadOnly` for a snapshot; and those of [changing](crate#errors).
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
@@ -60,6 +67,9 @@ impl<D: Device> Volume<D> {
 
     /// The range reads as zeroes afterwards; the space of whole pages is freed. With `fua` that is durable on
     /// return.
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end, `ReadOnly` for a snapshot; and those of [changing](crate#errors).
     pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
@@ -88,6 +98,7 @@ impl<D: Device> Volume<D> {
 
     /// Records the time from admitting an operation to answering it, in nanoseconds, as measured by a front
     /// end; the engine has no clock.
+    #[doc(hidden)]
     pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
         self.activity.counters.record_latency(operation, nanoseconds);
     }

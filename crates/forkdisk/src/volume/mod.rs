@@ -108,6 +108,7 @@ impl<D: Device> Volume<D> {
 impl<D: Device> Volume<D> {
     /// Hint for later writes through this handle: with `more`, further writes follow before these are
     /// acknowledged (see [`Device::cork`]).
+    #[doc(hidden)]
     pub fn cork(&self, more: bool) {
         self.corked.set(more);
     }
@@ -115,6 +116,7 @@ impl<D: Device> Volume<D> {
     /// Hint: this range, in bytes, will be written as soon as its data has arrived. Dropping the returned
     /// value withdraws the hint; drop it just before the write, or when no write will follow. `None` where
     /// the hint has no effect.
+    #[doc(hidden)]
     pub fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         match &self.backing {
             Backing::Origin(origin) => Some(origin.announce(offset, (offset + len).min(origin.size))),

@@ -20,6 +20,10 @@ impl<D: Device> Volume<D> {
     /// the page size, whole pages are shared and only partial pages at the edges copied; otherwise all is
     /// copied. Each step is one map entry (a page, a block or a whole table): after a crash each page has its
     /// old or its new contents.
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end of one of them, or for overlapping ranges of one volume, `ReadOnly`
+    /// for a snapshot; and those of [changing](crate#errors).
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         let cloned = self.clone_parts(source, from, to, len).await;
         let cloned = self.wait_process_safe(cloned).await;

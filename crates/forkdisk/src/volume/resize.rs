@@ -21,12 +21,19 @@ const LENGTH_LOCK_INDEX: u64 = u64::MAX - 1;
 impl<D: Device> Volume<D> {
     /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes. The time does not
     /// depend on the amount of dropped data.
+    ///
+    /// # Errors
+    /// `Invalid` for a length beyond 1 PiB or one that the backing does not allow, `ReadOnly` for a snapshot;
+    /// and those of [changing](crate#errors).
     pub async fn set_size(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, false).await;
         self.wait_process_safe(changed).await
     }
 
     /// Like [`set_size`](Self::set_size) if the volume is shorter; otherwise does nothing.
+    ///
+    /// # Errors
+    /// Those of [`set_size`](Self::set_size).
     pub async fn grow_to(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, true).await;
         self.wait_process_safe(changed).await
@@ -34,6 +41,10 @@ impl<D: Device> Volume<D> {
 
     /// Replaces contents, length and chunk with those of `source`, as a clone has them; name, attributes and
     /// snapshots stay. The time does not depend on the length.
+    ///
+    /// # Errors
+    /// `Invalid` if both are the same or one has an origin as its backing, `ReadOnly` for a snapshot; and
+    /// those of [changing](crate#errors).
     pub async fn replace_with(&self, source: &Volume<D>) -> Result<()> {
         if self.id == source.id {
             return Err(Error::new(ErrorKind::Invalid, "a volume cannot take the place of itself"));

@@ -47,6 +47,9 @@ fn push<T: PartialEq>(runs: &mut Vec<StatusRun<T>>, len: u64, value: T) {
 
 impl<D: Device> Volume<D> {
     /// Data and holes from `offset` on, looking at no more than `looks` runs of the map (at least one).
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end; and those of [reading](crate#errors).
     pub async fn allocation(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<bool>>> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
@@ -70,6 +73,9 @@ impl<D: Device> Volume<D> {
 
     /// Which volumes refer to each page from `offset` on, looking at no more than `looks` runs of the map (at
     /// least one).
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end; and those of [reading](crate#errors).
     pub async fn sharing(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<Sharing>>> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
@@ -121,6 +127,9 @@ impl<D: Device> Volume<D> {
     /// the value is true, whatever the bytes are. Beyond the end of `other`, data of this volume has changed.
     ///
     /// The cost is that of the map pages which the two do not share.
+    ///
+    /// # Errors
+    /// `Invalid` for a range past the end; and those of [reading](crate#errors).
     pub async fn changed_since(
         &self,
         other: &Volume<D>,

@@ -202,7 +202,7 @@ fn a_volume_that_was_removed_while_open_keeps_its_writes_to_itself() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let (source, copy) = (lab.volume("source", 16).await, lab.volume("copy", 16).await);
         lab.write(&source, 0, 16, 100).await.expect("written");
-        lab.pool.remove("source").expect("removed while it is open");
+        lab.pool.remove_file("source").expect("removed while it is open");
         copy.clone_range(&source, 0, 0, 16 * PAGE).await.expect("shared");
         let whole = lab.volume("whole", 1).await;
         whole.replace_with(&source).await.expect("shared");
@@ -212,7 +212,7 @@ fn a_volume_that_was_removed_while_open_keeps_its_writes_to_itself() {
         }
         assert_eq!(lab.stamps(&source, 0, 2).await, [Some(200), Some(201)]);
         // And as the target, which continues to share what it got.
-        lab.pool.remove("copy").expect("removed while it is open");
+        lab.pool.remove_file("copy").expect("removed while it is open");
         lab.write(&copy, 0, 4, 300).await.expect("written");
         whole.clone_range(&copy, 0, 0, 4 * PAGE).await.expect("shared");
         lab.write(&copy, 0, 4, 400).await.expect("written");

@@ -91,7 +91,7 @@ fn the_time_of_a_volume_that_is_removed_is_not_recorded() {
             if take {
                 assert_eq!(modified(&volume), Some(77));
             }
-            lab.pool.remove("v").expect("it is removed");
+            lab.pool.remove_file("v").expect("it is removed");
             drop(volume);
             lab.pool.wait_freed().await.expect("its space is free");
             lab.pool.flush().await.expect("it is durable");

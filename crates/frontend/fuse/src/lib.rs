@@ -8,6 +8,7 @@
 //!
 //! libfuse is not needed. Without root, `fusermount3` mounts.
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 #![forbid(unsafe_code)]
 
 pub mod codec;

@@ -36,6 +36,9 @@ pub struct MountOptions {
 }
 
 /// Mounts at `dir`; returns the connection to the kernel, in non-blocking mode.
+///
+/// # Errors
+/// The folder does not exist, this user may not mount there, or `/dev/fuse` or `fusermount3` is missing.
 pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let failed = |e: io::Error| Error::io(format!("{}: cannot be mounted on", dir.display()), e);
     let found = std::fs::metadata(dir).map_err(failed)?;
@@ -162,6 +165,9 @@ fn receive_descriptor(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
 /// Unmounts the file system at `dir`. With `lazily` also if it is in use: it then disappears from
 /// the name space and ends with its last user. Waits until cached data is written, so never call it
 /// on the thread that serves the mount.
+///
+/// # Errors
+/// `ResourceBusy` if it is in use, otherwise the error of `umount2` or the message of `fusermount3`.
 pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
     let failed = |e: Errno| {
         let why = match e {

@@ -5,6 +5,7 @@
 //! implementation of [`Exports`], such as [`forkdisk::Pool`].
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![deny(clippy::missing_errors_doc)]
 
 pub mod codec;
 pub mod memory;

@@ -171,7 +171,7 @@ impl Run<'_> {
         let made = Entry { folder: true, mark, size: 0, filled: 0 };
         match (rng.below(10), file) {
             (0, _) if is_free(&tree, &folder) && tree.len() < MAX_NAMES => {
-                let result = pool.make_folder(&folder, attributes(mark), 1);
+                let result = pool.create_folder(&folder, attributes(mark), 1);
                 tree.insert(folder.clone(), made);
                 self.noted(format!("make the folder {folder}, mark {mark}"), result, tree)
             }
@@ -205,7 +205,7 @@ impl Run<'_> {
             (6, Some(file)) => {
                 let filled = tree.get(&file).map_or(0, |entry| entry.filled);
                 let open = rng.one_in(3).then(|| pool.volume(&file)).transpose();
-                let result = open.and_then(|open| pool.remove(&file).map(|()| open));
+                let result = open.and_then(|open| pool.remove_file(&file).map(|()| open));
                 tree.remove(&file);
                 let (result, open) = (result.as_ref().map(drop).map_err(Error::clone), result.ok().flatten());
                 self.noted(format!("remove {file}"), result, tree)?;
@@ -334,7 +334,7 @@ impl Run<'_> {
             let pool = self.session.pool.clone();
             let mut tree = self.model.names.now();
             tree.remove(&name);
-            let result = if entry.folder { pool.remove_folder(&name) } else { pool.remove(&name) };
+            let result = if entry.folder { pool.remove_folder(&name) } else { pool.remove_file(&name) };
             self.noted(format!("remove {name}"), result, tree)?;
         }
         Ok(())

@@ -35,7 +35,7 @@ async fn usurp(pool: &Pool<SimDisk>, from: &str, to: &str) -> Result<(), Error> 
 /// Removed while it is open, deleted at its last close.
 async fn remove(pool: &Pool<SimDisk>, name: &str) -> Result<(), Error> {
     let open = pool.volume(name)?;
-    pool.remove(name)?;
+    pool.remove_file(name)?;
     flush(pool).await?;
     drop(open);
     Ok(())

@@ -58,6 +58,9 @@ const RESIZE: u64 = 3;
 /// While `file` is open, QEMU does not start writing it; other readers neither block nor are blocked. A
 /// file system without locks never refuses. Blocks the thread for up to a second if the lock belongs to a
 /// process that has ended: the kernel keeps it until the last request of that process is complete.
+///
+/// # Errors
+/// `Busy` if another process writes the image; `Io` if the locks cannot be examined.
 pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
     let start = Instant::now();
     while let Some(byte) = foreign_lock(file) {

@@ -59,6 +59,9 @@ impl UringDevice {
     /// A process that was killed keeps its lock until the kernel has finished its last request;
     /// opening waits for that, blocking the thread for at most
     /// [`patience`](DeviceOptions::patience).
+    ///
+    /// # Errors
+    /// As listed above; `Io` for everything else.
     pub fn open(rt: &Rt, path: impl AsRef<Path>, options: &DeviceOptions) -> forkdisk::Result<UringDevice> {
         open::open(rt, path.as_ref(), options)
     }
@@ -67,6 +70,10 @@ impl UringDevice {
     /// opens it locked. A target that is not empty (a file with a length, a block device that does
     /// not begin with zeroes) is `Exists` unless `force`; then a file is emptied first. A target in
     /// use stays untouched in any case.
+    ///
+    /// # Errors
+    /// `Exists` if the target is not empty, `Busy` if it is in use, `Invalid` if a device is too short,
+    /// `NoSpace` or `Io` if it cannot be created.
     pub fn create(
         rt: &Rt,
         path: impl AsRef<Path>,

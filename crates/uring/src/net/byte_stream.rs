@@ -50,6 +50,9 @@ pub trait ByteStream: Clone + 'static {
     }
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
+    ///
+    /// # Errors
+    /// The stream is not connected.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 
     /// Returns the local process that connected, if the stream provides it.

@@ -61,17 +61,26 @@ impl Stream {
     }
 
     /// Creates two connected unix sockets.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
     pub fn pair(rt: &Rt) -> io::Result<(Stream, Stream)> {
         let (a, b) = std::os::unix::net::UnixStream::pair()?;
         Ok((Stream::from_fd(rt, a.into()), Stream::from_fd(rt, b.into())))
     }
 
     /// Connects to a unix socket.
+    ///
+    /// # Errors
+    /// Nothing listens there, or this user has no access.
     pub async fn connect_unix(rt: &Rt, path: &Path) -> io::Result<Stream> {
         connect(rt, sys::stream_socket(libc::AF_UNIX)?, SockAddr::unix(path)?).await
     }
 
     /// Connects over TCP; small messages are not delayed (TCP_NODELAY).
+    ///
+    /// # Errors
+    /// The host cannot be reached or refuses the connection.
     pub async fn connect_tcp(rt: &Rt, addr: SocketAddr) -> io::Result<Stream> {
         let domain = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let socket = sys::stream_socket(domain)?;
@@ -117,6 +126,9 @@ impl Stream {
 
     /// Waits until a receive would not block: bytes have arrived or the peer has closed its side.
     /// Takes no bytes, so the caller may receive by other means, such as with descriptors.
+    ///
+    /// # Errors
+    /// The connection failed.
     pub fn readable(&self) -> impl Future<Output = io::Result<()>> + 'static {
         let (ticket, stream) = (self.start(Work::Readable), self.clone());
         async move {
@@ -165,11 +177,17 @@ impl Stream {
     }
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
+    ///
+    /// # Errors
+    /// The stream is not connected.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         sys::shutdown(self.handle().fd(), how)
     }
 
     /// Returns the peer's credentials. Unix sockets only.
+    ///
+    /// # Errors
+    /// The stream is no unix socket.
     pub fn peer_cred(&self) -> io::Result<PeerCred> {
         sys::peer_cred(self.handle().fd())
     }

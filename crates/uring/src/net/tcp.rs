@@ -21,6 +21,9 @@ pub struct TcpListener {
 
 impl TcpListener {
     /// Listens on `addr`; port 0 lets the kernel choose one.
+    ///
+    /// # Errors
+    /// The address is in use, is not local, or needs rights.
     pub fn bind(rt: &Rt, addr: SocketAddr) -> forkdisk::Result<TcpListener> {
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::AddrInUse => Error::new(ErrorKind::Busy, format!("cannot listen on {addr}: {e}")),
@@ -37,6 +40,9 @@ impl TcpListener {
     }
 
     /// Waits for the next connection; small messages are not delayed (TCP_NODELAY).
+    ///
+    /// # Errors
+    /// There is no free descriptor, or the connection ended before it was accepted.
     pub async fn accept(&self) -> io::Result<Stream> {
         let stream = stream::accept(&self.handle).await?;
         sys::set_option(stream.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;

@@ -48,11 +48,18 @@ impl UnixListener {
     /// Listens on `path`; only this user may connect (mode 0600 from the beginning).
     /// Its folder must exist. A stale socket is
     /// replaced; one with a listener is `Busy`, any other file `Exists`.
+    ///
+    /// # Errors
+    /// `Busy` if another process listens there, `Exists` if another file is there, `NotFound` if the folder
+    /// does not exist, `Invalid` for a path that is too long.
     pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
         UnixListener::bind_for(rt, path, SocketAccess::OWNER)
     }
 
     /// As [`bind`](Self::bind), with other mode and group, which the file has before a client can connect.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind), and `Invalid` if mode or group cannot be set.
     pub fn bind_for(rt: &Rt, path: impl AsRef<Path>, access: SocketAccess) -> forkdisk::Result<UnixListener> {
         let path = path.as_ref();
         let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
@@ -79,6 +86,9 @@ impl UnixListener {
     }
 
     /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
     pub async fn accept(&self) -> io::Result<Stream> {
         stream::accept(&self.handle).await
     }

@@ -123,6 +123,9 @@ impl SessionHandle {
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// As [`unmount`], but retries for a while if in use. Never call it on the thread that serves the mount.
+///
+/// # Errors
+/// Those of [`unmount`], `ResourceBusy` if it stays in use.
 pub fn unmount_patiently(dir: &Path) -> Result<()> {
     let start = std::time::Instant::now();
     loop {
@@ -137,6 +140,9 @@ pub fn unmount_patiently(dir: &Path) -> Result<()> {
 
 impl<H: Handler> Session<H> {
     /// Mounts `handler` at `dir` and negotiates with the kernel.
+    ///
+    /// # Errors
+    /// Those of [`connect`](crate::connect), and `Unsupported` if the kernel's protocol is too old.
     pub async fn mount(rt: &Rt, handler: Rc<H>, dir: &Path, options: &MountOptions) -> Result<Session<H>> {
         let dir = dir.canonicalize().map_err(|e| Error::io(dir.display().to_string(), e))?;
         let connection = mount(&dir, options)?;
@@ -145,6 +151,9 @@ impl<H: Handler> Session<H> {
 
     /// Serves an existing mount at `dir`, an absolute path without links: `connection` is the
     /// result of [`connect`](crate::connect) there. Negotiates with the kernel.
+    ///
+    /// # Errors
+    /// The kernel does not answer, or its protocol is too old.
     pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
         let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
         let state = State {
@@ -197,6 +206,9 @@ impl<H: Handler> Session<H> {
     }
 
     /// Serves until the file system is unmounted.
+    ///
+    /// # Errors
+    /// The connection to the kernel fails other than by the end of the mount.
     pub async fn serve(self) -> Result<()> {
         let outcome = self.receive_all().await;
         while self.state.requests.get() > 0 {

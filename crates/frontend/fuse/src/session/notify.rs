@@ -19,18 +19,27 @@ impl Notifier {
 
     /// Makes the kernel write back and drop what it has cached for a node. Waits for the writes, so
     /// never call it on the thread that serves the mount.
+    ///
+    /// # Errors
+    /// The kernel does not know the node, or the mount has ended.
     pub fn write_back(&self, node: u64) -> io::Result<()> {
         // The whole file.
         self.invalidate(node, 0)
     }
 
     /// Makes the kernel drop the cached attributes of a node, and nothing else. Does not wait.
+    ///
+    /// # Errors
+    /// The kernel does not know the node, or the mount has ended.
     pub fn forget_attributes(&self, node: u64) -> io::Result<()> {
         self.invalidate(node, -1)
     }
 
     /// Makes the kernel drop what it has cached for `len` bytes of a node from `from` (0: to its end), and its
     /// attributes. Waits for requests that fill these pages, so never call it on the thread that serves the mount.
+    ///
+    /// # Errors
+    /// The kernel does not know the node, or the mount has ended.
     pub fn forget(&self, node: u64, from: u64, len: u64) -> io::Result<()> {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.send(node, signed(from), signed(len))

@@ -89,7 +89,7 @@ impl<D: Device> Volumes<D> {
         }
         let path = self.path_in(header.node, name)?;
         let attributes = self.fresh_in(parent(&path), header, mode, Kind::Folder)?;
-        self.pool.make_folder(&path, attributes, now().seconds as u64)?;
+        self.pool.create_folder(&path, attributes, now().seconds as u64)?;
         self.touch_folder(parent(&path))?;
         self.entry(Node::Folder(path), self.valid())
     }
@@ -101,7 +101,7 @@ impl<D: Device> Volumes<D> {
         let path = self.path_in(folder, name)?;
         self.check_unused(&path)?;
         self.keep_folder(parent(&path))?;
-        self.pool.remove(&path)?;
+        self.pool.remove_file(&path)?;
         self.touch_folder(parent(&path))?;
         self.nodes.borrow_mut().removed(&Node::Snapshots(path));
         Ok(Reply::Done)

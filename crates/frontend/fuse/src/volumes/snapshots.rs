@@ -43,7 +43,7 @@ impl<D: Device> Volumes<D> {
         if !self.is_volume(volume) {
             return Err(Failed(libc::EPERM));
         }
-        self.pool.remove(&full_name(volume, name))?;
+        self.pool.remove_file(&full_name(volume, name))?;
         Ok(Reply::Done)
     }
 

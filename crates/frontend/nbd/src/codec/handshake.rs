@@ -119,6 +119,10 @@ impl Handshake {
 
     /// Decodes from the front of `input`. If the result has no message, call again with the rest
     /// and more; [`MAX_HANDSHAKE_MESSAGE`] bytes always suffice to make progress.
+    ///
+    /// # Errors
+    /// The input breaks the protocol in a way after which nothing can be decoded: the connection must be
+    /// closed.
     pub fn advance(&mut self, input: &[u8]) -> Result<Step, Violation> {
         let mut consumed = 0;
         loop {

@@ -94,6 +94,9 @@ pub enum Action {
 impl Request {
     /// Decodes the request at the front of `input`; returns it with the length of its header.
     /// `None` if more input is needed.
+    ///
+    /// # Errors
+    /// The input is no request: the connection must be closed.
     pub fn decode(input: &[u8], style: ReplyStyle) -> Result<Option<(Request, usize)>, RequestError> {
         let Some((magic, _)) = input.split_first_chunk::<4>() else {
             return Ok(None);
@@ -145,6 +148,9 @@ impl Request {
     }
 
     /// Returns the operation for an export of `size` bytes, or the error to answer.
+    ///
+    /// # Errors
+    /// The error to answer: an unknown command or flag, a range past the end, a write to a read-only export.
     pub fn check(&self, size: u64, read_only: bool) -> Result<Action, ErrorCode> {
         let Request { offset, length: len, .. } = *self;
         let has = |flag| self.flags & flag != 0;

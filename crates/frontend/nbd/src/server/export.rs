@@ -17,6 +17,9 @@ pub trait Exports: 'static {
     fn list(&self, after: &str, most: usize) -> Vec<(String, String)>;
 
     /// Opens an export. The empty name is the default export; `NotFound` if there is none.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such export, otherwise why it cannot be opened.
     fn open(&self, name: &str) -> Result<Self::Export>;
 
     /// Allocates a buffer of `len` bytes that suits the exports; its contents are unspecified.

@@ -62,6 +62,9 @@ impl AccessTable {
     }
 
     /// Creates a table with these entries.
+    ///
+    /// # Errors
+    /// `Invalid` for an entry without a client or without exports, or with a fingerprint that is none.
     pub fn new(entries: Vec<AccessEntry>) -> Result<AccessTable> {
         let entries: Result<Vec<Entry>> = entries.into_iter().enumerate().map(|(i, e)| entry(i, e)).collect();
         Ok(AccessTable { entries: Some(entries?) })

@@ -46,6 +46,10 @@ impl Tls {
     /// allows all of them every export.
     ///
     /// Refuses a restricted table without a client authority: clients would be unauthenticated.
+    ///
+    /// # Errors
+    /// A file cannot be read or is no certificate or key, the key does not fit, or clients would be
+    /// unauthenticated.
     pub fn load(files: &TlsFiles, access: AccessTable) -> Result<Tls> {
         if files.client_ca.is_none() && access.is_restricted() {
             let text = "a table of clients needs a client CA: without one clients present no certificate";

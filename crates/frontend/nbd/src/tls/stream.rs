@@ -46,6 +46,9 @@ impl<S> Clone for TlsStream<S> {
 impl<S: ByteStream> TlsStream<S> {
     /// Performs the server's side of the TLS handshake on `stream`. After a
     /// failure an alert was sent, and the stream cannot be used any more.
+    ///
+    /// # Errors
+    /// The handshake failed: the message says which side refused, and why.
     pub async fn accept(stream: S, config: Arc<ServerConfig>) -> io::Result<TlsStream<S>> {
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
         // The sender limits how much is encrypted at a time.
