@@ -1,15 +1,15 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use super::{Catalog, Failure, level_for, pages_of};
 use crate::catalog::directory::descent;
-use crate::catalog::exceptions;
-use crate::catalog::parts;
+use crate::catalog::{exceptions, parts};
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
     VolumeState,
 };
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::{Catalog, Failure, level_for, pages_of};
 
 /// What is kept ahead of a sequential writer of an origin when nothing else is said, in bytes.
 const DEFAULT_COPY_AHEAD_BYTES: u64 = 8 << 20;

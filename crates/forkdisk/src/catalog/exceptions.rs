@@ -4,13 +4,14 @@
 //! not older than its own. So a piece can be handed to an older snapshot, or freed, without a visible change
 //! for living snapshots.
 
-use super::{Catalog, Failure};
 use crate::format::exception::{CHUNKS_PER_LIST, Piece, piece};
 use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered::{self, Batch};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::{Catalog, Failure};
 
 /// Pairs looked up or freed at once.
 const PAIRS_PER_STEP: usize = 32;

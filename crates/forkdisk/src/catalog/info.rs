@@ -1,10 +1,11 @@
 //! Properties of volumes and snapshots, as callers see them.
 
-use super::Catalog;
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{Attributes, BreakPolicy, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId, VolumeKind};
+
+use super::Catalog;
 
 /// Protection of an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]

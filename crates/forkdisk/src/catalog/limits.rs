@@ -1,9 +1,10 @@
 //! Limits of what callers give: sizes, chunks, policies, texts.
 
-use super::CatalogEntry;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, VolumeState};
 use crate::types::{MAX_VOLUME_SIZE, VolumeId, is_chunk};
+
+use super::CatalogEntry;
 
 /// Refuses a volume of more than 1 PiB.
 pub fn check_size(size: u64) -> Result<()> {

@@ -4,9 +4,10 @@
 //! can always be overwritten. A quota below what a volume refers to removes nothing: the volume cannot grow
 //! until it refers to less.
 
-use super::{Catalog, Failure};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, VolumeId};
+
+use super::{Catalog, Failure};
 
 impl Catalog {
     /// Refuses `more` pages that a volume does not refer to yet if they exceed its quota; `claimed` pages are

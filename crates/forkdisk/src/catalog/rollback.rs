@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Catalog, ExceptionView, Failure, PageSource};
 use crate::catalog::exceptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::exception::CHUNKS_PER_LIST;
 use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
+
+use super::{Catalog, ExceptionView, Failure, PageSource};
 
 /// Runs looked up before other tasks run.
 const LOOKUPS_PER_STEP: usize = 256;

@@ -1,9 +1,10 @@
 //! Where the pages of a volume with an origin as backing come from: own pages first, then exceptions, then the
 //! origin.
 
-use super::{Catalog, ExceptionView, Failure, exception_run};
 use crate::map::{Stop, lookup};
 use crate::types::{PageAddr, VirtualPage, VolumeId};
+
+use super::{Catalog, ExceptionView, Failure, exception_run};
 
 /// Source of a page of a volume that has an origin as backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

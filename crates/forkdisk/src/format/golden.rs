@@ -3,6 +3,8 @@
 //! An example is a fenced block ```` ```hex NAME LENGTH ````. Each of its lines has an offset and the bytes
 //! there (hexadecimal), and behind `|` what they are; bytes that no line lists are 0.
 
+use crate::types::{Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
+
 use super::checksum::{Seed, page_checksum};
 use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, encode_count_segment};
 use super::counts::{CountEntry, CountPage, Slot};
@@ -20,7 +22,6 @@ use super::volume::{
     VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
-use crate::types::{Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
 const DOCUMENT: &str = include_str!("../../docs/format.md");
 /// 00 01 02 … 0f.

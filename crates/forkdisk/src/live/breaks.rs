@@ -4,11 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::Live;
 use crate::copier::JobHandle;
 use crate::device::Buf;
 use crate::error::Error;
 use crate::sync::{Event, QueuedWrite};
+
+use super::Live;
 
 /// A part of a volume that is being copied to a new place.
 pub struct CopyPart {

@@ -6,12 +6,11 @@ use smallvec::SmallVec;
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
-use crate::space::{self, Space};
+use crate::space::{self, Space, pending_free};
 use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
 
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
-use crate::space::pending_free;
 
 /// Why a change of metadata has to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,12 +7,12 @@
 
 use crate::format::{Kind, MapEntry, MovedRun};
 use crate::planted::{Bug, planted};
+use crate::space::pending_free;
 use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 
 use super::edit::{Editor, Stop};
 use super::family::{Family, Referrer, SubMap};
 use super::store::NodeId;
-use crate::space::pending_free;
 
 /// Changes in the records of volumes.
 #[derive(Default)]

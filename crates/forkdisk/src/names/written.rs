@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::{SnapshotFlags, parse_uuid, uuid_text};
 use crate::error::ErrorKind;
 use crate::format::{BreakPolicy, GatherPolicy, OriginFull};
 use crate::types::{Mode, VolumeKind};
+
+use super::{SnapshotFlags, parse_uuid, uuid_text};
 
 macro_rules! by_name {
     ($($kind:ty),*) => { $(

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::*;
 use crate::format::ordered::PAIRS_PER_LEAF;
 use crate::format::{CountEntry, Layout};
-use crate::map::Entries;
-use crate::map::{Editor, Stop};
-use crate::space::alloc;
-use crate::space::count_images;
-use crate::space::{Space, Step};
+use crate::map::{Editor, Entries, Stop};
+use crate::space::{Space, Step, alloc, count_images};
 use crate::types::{Epoch, PageAddr};
+
+use super::*;
 
 /// Somewhat more than the memory of a page, in bytes.
 const PAGE_IN_MEMORY: usize = 4800;

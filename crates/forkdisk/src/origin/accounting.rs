@@ -3,9 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Origins;
-use crate::catalog::exceptions;
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, exceptions};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::exception::piece;
@@ -13,6 +11,8 @@ use crate::format::{ExceptionKey, ExceptionKind, VolumeState};
 use crate::map::Stop;
 use crate::ordered;
 use crate::types::VolumeId;
+
+use super::Origins;
 
 /// Pairs looked up in one step.
 const PAIRS_PER_STEP: usize = 64;

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::catalog::exceptions;
 use crate::copier::{
     Client, CopyError, CopySource, Job, JobGroup, JobHandle, MAX_DESTINATIONS, Piece, Place, WriteGate,
 };
@@ -17,17 +18,14 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record, data_checksum};
 use crate::planted::{Bug, planted};
-use crate::space::Need;
+use crate::space::{Need, alloc};
+use crate::store::{EditError, Store, deleted_error, publish};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
-use crate::catalog::exceptions;
-use crate::space::alloc;
-use crate::store::publish;
-use crate::store::{EditError, Store, deleted_error};
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
 const FOLLOWERS_PART: u64 = 2;

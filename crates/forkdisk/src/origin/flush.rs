@@ -1,8 +1,9 @@
 //! Flushing an origin's device.
 
-use super::Origin;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+
+use super::Origin;
 
 impl<D: Device> Origin<D> {
     /// Makes all earlier writes to the origin durable. After a failure it accepts no writes until it is

@@ -3,9 +3,10 @@
 //! at its end (a journal). Every new snapshot needs copies of them sooner or later, and each would cost a
 //! commit that a write waits for; so they are copied along with the first copy for a snapshot.
 
-use crate::catalog::ExceptionView;
 use std::collections::VecDeque;
 use std::ops::Range;
+
+use crate::catalog::ExceptionView;
 
 /// Pieces remembered.
 const MAX_PIECES: usize = 64;

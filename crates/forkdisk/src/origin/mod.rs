@@ -37,11 +37,9 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, VolumeRecord};
 use crate::planted::{Bug, planted};
+use crate::store::{Store, deleted_error};
 use crate::sync::{Flushes, LockMode, RangeLocks};
 use crate::types::VolumeId;
-
-use crate::store::Store;
-use crate::store::deleted_error;
 pub use statistics::OriginStatistics;
 pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions};
 

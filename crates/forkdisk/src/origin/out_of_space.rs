@@ -3,14 +3,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::Origin;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
 use crate::runtime::LocalFuture;
-use crate::store::events;
-use crate::store::{PoolEvent, Store, no_space_error};
+use crate::store::{PoolEvent, Store, events, no_space_error};
 use crate::types::VolumeId;
+
+use super::Origin;
 
 /// Checkpoints that one write starts to get freed space back.
 const MAX_CHECKPOINTS: u32 = 2;

@@ -3,12 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::catalog::exceptions;
-use crate::catalog::{Catalog, ExceptionView, Failure};
+use crate::catalog::{Catalog, ExceptionView, Failure, exceptions};
 use crate::format::DataChecksum;
 use crate::map::Stop;
-use crate::space::alloc;
-use crate::space::{AllocRequest, Need};
+use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
 /// Pages of the origin to be copied to a place in the pool.

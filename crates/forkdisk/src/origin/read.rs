@@ -2,7 +2,6 @@
 
 use smallvec::smallvec;
 
-use super::Origin;
 use crate::catalog::{ExceptionView, PageSource};
 use crate::device::{Buf, Device, Segment, Segments, add_segment};
 use crate::error::{Error, Result};
@@ -10,6 +9,8 @@ use crate::planted::{Bug, planted};
 use crate::store::Store;
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
+
+use super::Origin;
 
 /// Parts of a read by source.
 #[derive(Default)]

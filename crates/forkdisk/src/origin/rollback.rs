@@ -18,21 +18,19 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
+use crate::catalog::{Catalog, Rollback, exceptions, refuse_during_rollback, rollback};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::exception::CHUNKS_PER_LIST;
 use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::space::Need;
+use crate::store::{EditError, Store, no_space_error};
 use crate::sync::{Event, LockMode, RangeLocks};
 use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::out_of_space::SpaceWait;
 use super::{Origin, Origins};
-use crate::catalog::exceptions;
-use crate::catalog::rollback;
-use crate::catalog::{Catalog, Rollback, refuse_during_rollback};
-use crate::store::{EditError, Store, no_space_error};
 
 /// Most bytes rolled back at once; a write to the same chunks may wait for that long.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -1,8 +1,9 @@
 //! Figures of the devices of origins.
 
-use super::Origins;
 use crate::counters::{Counter, RequestCounters, Requests, Traffic};
 use crate::device::Device;
+
+use super::Origins;
 
 /// Requests to an origin's own device since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

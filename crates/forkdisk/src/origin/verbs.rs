@@ -4,20 +4,16 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
+use crate::catalog::{Catalog, Changes, VolumeInfo, check_origin_text, check_size, exceptions, refuse_during_rollback};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::{Bug, planted};
+use crate::store::{Store, deleted_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::sample;
-use super::{Origin, Origins};
-use crate::catalog::Changes;
-use crate::catalog::exceptions;
-use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback};
-use crate::store::Store;
-use crate::store::deleted_error;
+use super::{Origin, Origins, sample};
 
 /// Samples of the fingerprint of an older version, and bytes of each.
 const SAMPLE_COUNT: u64 = 64;

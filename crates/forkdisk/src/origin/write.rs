@@ -4,18 +4,17 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
+use crate::catalog::{ExceptionView, exceptions};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
+use crate::store::{EditError, Store, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::stream::Streams;
-use crate::catalog::ExceptionView;
-use crate::catalog::exceptions;
-use crate::store::{EditError, Store, no_space_error};
 
 /// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;

@@ -1,11 +1,12 @@
 //! Settings and figures of copying: break policy, throttles, the copier.
 
-use super::Pool;
 use crate::Changes;
 use crate::copier::CopyStats;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, CopierSettings, Record, Throttle, VolumeState};
+
+use super::Pool;
 
 /// Settings and figures of a pool's copier.
 #[derive(Clone, Copy, Debug)]

@@ -5,18 +5,17 @@
 //! Folders are the parts of names before a `/`. A folder exists while something is in it, or if it has a
 //! record, which also keeps its attributes; the record of the root has the empty name.
 
+use crate::catalog::directory::names;
+use crate::catalog::{
+    Catalog, CatalogEntry, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, writable_volume,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
-use super::CreateOptions;
-use super::Pool;
-use crate::catalog::directory::names;
-use crate::catalog::{
-    Catalog, CatalogEntry, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, writable_volume,
-};
+use super::{CreateOptions, Pool};
 
 /// Object of a name.
 #[derive(Clone, Debug)]

@@ -1,15 +1,14 @@
 //! Properties of a pool and its volumes.
 
-use crate::types::Mode;
-
-use super::Pool;
 use crate::catalog::directory::descent;
 use crate::catalog::{Catalog, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
 use crate::store::Store;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
+use crate::types::{BLOCK_PAGES, Mode, PAGE_SIZE, VolumeId};
+
+use super::Pool;
 
 /// Most levels of tables that a write to an empty volume creates.
 const MAX_MAP_LEVELS: u64 = 4;

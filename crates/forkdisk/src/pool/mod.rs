@@ -18,13 +18,10 @@ use std::rc::Rc;
 use crate::catalog::Changes;
 use crate::device::{Buf, Device};
 use crate::error::Result;
+use crate::origin::Origins;
 use crate::runtime::Runtime;
 use crate::store;
-
-use crate::origin::Origins;
-use crate::store::commit;
-use crate::store::open;
-use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store};
+use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store, commit, open};
 use crate::types::VolumeId;
 use crate::upkeep::Upkeep;
 pub use copying::{CopierInfo, VolumeCopying};

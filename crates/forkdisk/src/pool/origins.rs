@@ -1,11 +1,12 @@
 //! Verbs on origins.
 
-use super::Pool;
 use crate::catalog::{Changes, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::OriginFull;
 use crate::origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions};
+
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Protects `device` under `name`: from now on a volume whose data stays in place. The device is open

@@ -4,10 +4,11 @@
 //! can always be overwritten. A quota below what a volume refers to removes nothing: the volume cannot grow
 //! until it refers to less.
 
-use super::Pool;
 use crate::Changes;
 use crate::device::Device;
 use crate::error::Result;
+
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Sets the most bytes that the volume may have mapped, at most 1 PiB, in whole pages; 0: no limit. A

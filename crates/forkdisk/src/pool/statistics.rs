@@ -1,12 +1,13 @@
 //! Figures since the pool was opened.
 
-use super::Pool;
 use crate::catalog::VolumeInfo;
 use crate::copier::CopyClass;
 use crate::counters::{PoolStatistics, Requests, VolumeStatistics};
 use crate::device::Device;
 use crate::format::{VolumeRecord, VolumeState};
 use crate::types::PAGE_SIZE;
+
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Figures of the pool.

@@ -1,16 +1,16 @@
 //! Checking, comparing, gathering and freeing space.
 
-use crate::Changes;
 use std::rc::Rc;
 
-use super::Pool;
+use crate::Changes;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, VolumeState};
 use crate::runtime::Runtime;
 use crate::upkeep::{self, CheckReport, GatherReport, Repair, Usage};
-use crate::volume::compare;
-use crate::volume::{DiffPart, DiffRun, FlattenReport};
+use crate::volume::{DiffPart, DiffRun, FlattenReport, compare};
+
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Counts every reference again and compares with the counts: in memory, or, if writers are active, in a

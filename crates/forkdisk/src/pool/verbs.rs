@@ -1,10 +1,9 @@
 //! Verbs on volumes: each is checked, applied and appended to the journal in one synchronous section, and
 //! acknowledged when it is durable.
 
-use crate::Changes;
 use std::collections::BTreeSet;
 
-use super::Pool;
+use crate::Changes;
 use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback, writable_volume};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,11 +11,11 @@ use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags,
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
-use crate::store::deleted_error;
-use crate::store::publish;
-use crate::store::times;
+use crate::store::{deleted_error, publish, times};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
+
+use super::Pool;
 
 /// Default chunk of a volume, in bytes.
 const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;

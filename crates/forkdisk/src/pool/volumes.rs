@@ -1,12 +1,13 @@
 //! Opening volumes.
 
-use super::Pool;
 use crate::catalog::CatalogEntry;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
 use crate::types::VolumeId;
 use crate::volume::Volume;
+
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device

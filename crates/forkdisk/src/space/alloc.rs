@@ -20,11 +20,11 @@ use std::ops::Range;
 
 use crate::bits::{Bitmap, bit, first_unset, mask, pages_in, rows};
 use crate::format::CountNode;
+use crate::space::tree;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
 use super::affinity::{AbandonedChunk, Chunk};
 use super::{AllocRequest, Miss, Refusal, Reservation, Space};
-use crate::space::tree;
 
 /// Part of the free space that may lie unused in abandoned chunks: one page of this many.
 pub(super) const ABANDONED_PART: u64 = 8;

@@ -1,11 +1,10 @@
 //! Contiguous places for gathered pages.
 
 use crate::bits::bit;
+use crate::space::{alloc, tree};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Reservation, Space};
-use crate::space::alloc;
-use crate::space::tree;
 
 /// Leaves of counts from the first on that are searched for contiguous empty blocks, where there is one at
 /// all.

@@ -10,14 +10,13 @@ use crate::format::{
     count_log_page, encode_count_segment, page_checksum,
 };
 use crate::planted::{Bug, planted};
+use crate::space::{tree, view_counts};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
 use super::count_log::{changes, pages_of, parts};
 use super::delta::by_block;
 use super::tree::free_in;
 use super::{Miss, Runs, Space, push_run};
-use crate::space::tree;
-use crate::space::view_counts;
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;

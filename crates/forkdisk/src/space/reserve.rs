@@ -5,8 +5,9 @@
 //! tables that the change copies and for verbs that free space. A reservation is used in the synchronous
 //! section that made it, so no page is set aside: nothing else can take pages in between.
 
-use super::{Refusal, Space};
 use crate::space::alloc;
+
+use super::{Refusal, Space};
 
 /// What a change needs of the free space, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,13 +2,12 @@
 
 mod log;
 
-use super::alloc::ABANDONED_PART;
-use super::*;
 use crate::bits::*;
 use crate::format::{CountLog, count_log_page};
-use crate::space::alloc;
-use crate::space::count_images;
-use crate::space::view_counts;
+use crate::space::{alloc, count_images, view_counts};
+
+use super::alloc::ABANDONED_PART;
+use super::*;
 
 fn space() -> Space {
     let layout = Layout::new(16 << 20);

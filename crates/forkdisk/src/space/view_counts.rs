@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use crate::bits::{Bitmap, bit};
 use crate::format::{CountEntry, CountNode, CountPage};
 use crate::planted::{Bug, planted};
+use crate::space::tree;
 use crate::types::{Block, PageAddr};
 
 use super::{Counts, Miss, Space};
-use crate::space::tree;
 
 /// Most images kept: 64 MiB of them.
 const MAX_IMAGES: usize = 16_384;

@@ -16,6 +16,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::catalog::{Catalog, DirtyState, Failure};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -24,21 +25,14 @@ use crate::format::{
 };
 use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::space::{Refusal, Step, WrittenCounts};
+use crate::runtime::yield_now;
+use crate::space::{Refusal, Step, WrittenCounts, alloc, count_images, pending_free, view_counts};
+use crate::store::{count_log_flush, host_enospc, view};
 use crate::sync::{Event, LockMode};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
 use super::{Root, Store};
-use crate::catalog::{Catalog, DirtyState, Failure};
-use crate::runtime::yield_now;
-use crate::space::alloc;
-use crate::space::count_images;
-use crate::space::pending_free;
-use crate::space::view_counts;
-use crate::store::count_log_flush;
-use crate::store::host_enospc;
-use crate::store::view;
 
 /// Most pages written by one request.
 const BATCH_PAGES: usize = 256;

@@ -10,15 +10,14 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::Store;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
-use crate::store::checkpoint;
-use crate::store::host_enospc;
-use crate::store::times;
+use crate::store::{checkpoint, host_enospc, times};
 use crate::sync::Event;
+
+use super::Store;
 
 /// Start a background commit after this many bytes of new records, so that the next flush has little left to
 /// write.

@@ -9,16 +9,16 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::Store;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::Superblock;
 use crate::planted::{Bug, planted};
-use crate::space::count_images;
-use crate::space::count_log;
+use crate::space::{count_images, count_log};
 use crate::store::checkpoint;
 use crate::sync::Event;
 use crate::types::PAGE_SIZE;
+
+use super::Store;
 
 /// Pages of data that must have been written since the log was empty, for each count page that it changes.
 const WRITTEN_PAGES_PER_LEAF: u64 = 64;

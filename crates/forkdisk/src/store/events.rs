@@ -1,9 +1,10 @@
 //! Events of a pool that no request asked for, for logs and notifications.
 
-use super::Store;
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
 use crate::types::VolumeId;
+
+use super::Store;
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]

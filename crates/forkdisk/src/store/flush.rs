@@ -1,9 +1,10 @@
 //! Flushing the pool's device.
 
-use super::Store;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
+
+use super::Store;
 
 impl<D: Device> Store<D> {
     /// Makes everything durable that the device acknowledged before this call. A failure fails the pool.

@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use super::{OpenOptions, Store};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES, Superblock};
 use crate::runtime::Runtime;
 use crate::sync::{LockMode, RangeLocks};
 use crate::types::PAGE_SIZE;
+
+use super::{OpenOptions, Store};
 
 /// Beats for which an open waits for an owner that has not closed the pool.
 const TAKEOVER_BEATS: u32 = 5;

@@ -15,19 +15,17 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Store, WhenFull};
 use crate::catalog::Failure;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::planted::{Bug, planted};
-use crate::runtime::LocalFuture;
-use crate::runtime::yield_now;
-use crate::space::Runs;
-use crate::space::pending_free;
-use crate::space::view_counts;
+use crate::runtime::{LocalFuture, yield_now};
+use crate::space::{Runs, pending_free, view_counts};
 use crate::store::view;
 use crate::sync::Event;
 use crate::types::Block;
+
+use super::{Store, WhenFull};
 
 /// Pause before metadata is written again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

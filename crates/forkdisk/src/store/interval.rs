@@ -8,9 +8,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::Store;
 use crate::device::Device;
 use crate::planted::{Bug, planted};
+
+use super::Store;
 
 /// What was acknowledged and may not be durable.
 #[derive(Default)]

@@ -5,7 +5,6 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
-use super::Store;
 use crate::catalog::{Catalog, Failure};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,6 +17,8 @@ use crate::space;
 use crate::space::tree;
 use crate::store::view;
 use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
+
+use super::Store;
 
 /// Seed level of the checksum of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;

@@ -27,18 +27,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use crate::catalog::Catalog;
 use crate::copier::Copier;
 use crate::counters::PoolCounters;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::journal::invalidate;
+use crate::live::LiveVolumes;
 use crate::runtime::Runtime;
 use crate::sync::{Event, Flushes, Generations, RangeLocks};
 use crate::types::PageAddr;
-
-use crate::catalog::Catalog;
-use crate::live::LiveVolumes;
 pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
 pub use hooks::{Hooks, StoreHooks};

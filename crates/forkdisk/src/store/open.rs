@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::catalog::{Catalog, Failure};
 use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,24 +18,12 @@ use crate::journal::Journal;
 use crate::map::{Tables, lookup};
 use crate::planted::{Bug, planted};
 use crate::runtime::Runtime;
-use crate::space::{Space, Step};
+use crate::space::{Space, Step, alloc, count_images, count_log};
+use crate::store::{checkpoint, commit, count_log_flush, load, publish, replay, takeover, times};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
-use super::heartbeat;
 use super::load::DIRECTORY_SEED;
-use super::{OpenOptions, REPAIR_HINT, Recovery, Store};
-use crate::catalog::{Catalog, Failure};
-use crate::space::alloc;
-use crate::space::count_images;
-use crate::space::count_log;
-use crate::store::checkpoint;
-use crate::store::commit;
-use crate::store::count_log_flush;
-use crate::store::load;
-use crate::store::publish;
-use crate::store::replay;
-use crate::store::takeover;
-use crate::store::times;
+use super::{OpenOptions, REPAIR_HINT, Recovery, Store, heartbeat};
 
 /// Tables that the cache holds at least, unless a test sets a smaller cache.
 const MIN_CACHED_TABLES: usize = 16;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::HostIdentity;
 use crate::journal::VolatileLog;
+
+use super::HostIdentity;
 
 /// What happens to a write that needs space when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

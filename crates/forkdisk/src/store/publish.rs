@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use super::{Store, changed_error, deleted_error};
 use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo};
 use crate::copier::Client;
 use crate::device::Device;
@@ -10,6 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::types::VolumeId;
+
+use super::{Store, changed_error, deleted_error};
 
 impl<D: Device> Store<D> {
     /// Applies `record` and appends it to the journal; the caller commits.

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 
 use smallvec::smallvec;
 
-use super::Store;
 use crate::catalog::Failure;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,6 +16,8 @@ use crate::format::{
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
 use crate::types::{PAGE_SIZE, PageAddr};
+
+use super::Store;
 
 /// Bytes read at once during replay.
 const REPLAY_WINDOW_BYTES: u64 = 1 << 20;

@@ -9,14 +9,14 @@
 
 use std::rc::Rc;
 
-use super::Store;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::Record;
 use crate::journal::{RecoveredRecord, invalidate, recover};
 use crate::planted::{Bug, planted};
-use crate::store::checkpoint;
-use crate::store::replay;
+use crate::store::{checkpoint, replay};
+
+use super::Store;
 
 /// Applies the records that the journal does not have; returns their number.
 pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> {

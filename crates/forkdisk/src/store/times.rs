@@ -9,12 +9,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::Store;
 use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::format::{Attributes, Record, VolumeState};
 use crate::live::LastChange;
 use crate::types::VolumeId;
+
+use super::Store;
 
 /// Volumes whose last change is not recorded.
 #[derive(Default)]

@@ -5,18 +5,19 @@
 //! ([`space::view_counts`](crate::space)). Checkpoints and writers never wait for a view: one that holds too
 //! much is ended, which its walk notices at the next step. There is one view at a time; further ones wait.
 
-use crate::store::checkpoint;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::Store;
 use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{MapEntry, Superblock, TreeRoot, VolumeState};
 use crate::space::view_counts;
+use crate::store::checkpoint;
 use crate::sync::RangeLocks;
 use crate::types::{PAGE_SIZE, PageAddr, VolumeId};
+
+use super::Store;
 
 /// Requests for a view, and the live one.
 #[derive(Default)]

@@ -1,27 +1,24 @@
 //! Verification: counts every reference again, independent of the stored counts, and compares.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
-use std::rc::Rc;
-
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::PINNED;
 use crate::format::exception::piece;
 use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
-use crate::format::{ExceptionKey, ExceptionKind, Kind, MAPPED_LEVEL, MapEntry, TableRef};
+use crate::format::{ExceptionKey, ExceptionKind, Kind, MAPPED_LEVEL, MapEntry, PINNED, TableRef};
 use crate::map::{Entries, Stop};
 use crate::ordered;
-use crate::space::Counts;
+use crate::runtime::yield_now;
+use crate::space::{Counts, tree};
+use crate::store::Root;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, table_span};
 
 use super::Upkeep;
 use super::walk::Walk;
-use crate::runtime::yield_now;
-use crate::space::tree;
-use crate::store::Root;
 
 /// Blocks compared before other tasks run.
 const BLOCKS_PER_TURN: u64 = 16;

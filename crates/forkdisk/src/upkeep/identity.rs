@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BEATS_APART, SUPERBLOCK_PAGES, Superblock};
+use crate::store::read_superblock;
 use crate::types::PAGE_SIZE;
 
 use super::repair::{Replacement, replace_pages};
-use crate::store::read_superblock;
 
 /// Gives a pool that was closed in order another UUID, so that it and the pool it was copied from are two.
 /// Nothing else may have it open. A crash leaves the old UUID or the new one.

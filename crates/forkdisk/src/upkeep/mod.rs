@@ -11,15 +11,14 @@ mod walk;
 
 use std::rc::{Rc, Weak};
 
+use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::error::Result;
+use crate::origin::Origins;
 use crate::runtime::LocalFuture;
+use crate::store::{Hooks, Store};
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
-
-use crate::catalog::Catalog;
-use crate::origin::Origins;
-use crate::store::{Hooks, Store};
 pub use check::CheckReport;
 pub use gather::GatherReport;
 pub use identity::{set_heartbeat, set_uuid};

@@ -3,20 +3,19 @@
 
 use std::rc::Rc;
 
+use crate::catalog::{Catalog, exceptions, pages_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
 use crate::map::Editor;
 use crate::planted::{Bug, planted};
+use crate::runtime::yield_now;
+use crate::space::Need;
+use crate::store::EditError;
 use crate::sync::LockMode;
 use crate::types::{VirtualPage, VolumeId};
 
 use super::Upkeep;
-use crate::catalog::exceptions;
-use crate::catalog::{Catalog, pages_of};
-use crate::runtime::yield_now;
-use crate::space::Need;
-use crate::store::EditError;
 
 /// Pieces (of at most 256 pages) freed before other tasks run.
 const PIECES_PER_TURN: usize = 16;

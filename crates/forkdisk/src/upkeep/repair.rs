@@ -13,19 +13,18 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use super::Upkeep;
-use super::check::tally;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CountEntry, CountLog, Layout, SUPERBLOCK_PAGES, Superblock};
 use crate::origin::Origins;
 use crate::planted::{Bug, planted};
 use crate::runtime::Runtime;
-use crate::space::count_images;
-use crate::space::{Space, Step};
-use crate::store::open;
-use crate::store::{OpenOptions, OpenedPool, Store, read_superblock};
+use crate::space::{Space, Step, count_images};
+use crate::store::{OpenOptions, OpenedPool, Store, open, read_superblock};
 use crate::types::{PAGE_SIZE, PageAddr};
+
+use super::Upkeep;
+use super::check::tally;
 
 /// Count pages made in one step.
 const COUNT_PAGES_PER_STEP: usize = 256;

@@ -6,13 +6,13 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Kind, MapEntry, TableRef};
+use crate::runtime::yield_now;
 use crate::space::Counts;
+use crate::store::{changed_error, deleted_error};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, VolumeId};
 
 use super::Upkeep;
 use super::walk::Walk;
-use crate::runtime::yield_now;
-use crate::store::{changed_error, deleted_error};
 
 /// What a volume refers to, and how much of it is exclusive. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,20 +7,18 @@
 
 use std::rc::Rc;
 
-use super::Upkeep;
 use crate::catalog::{Catalog, Failure};
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
 use crate::format::{Layout, MapEntry};
 use crate::planted::{Bug, planted};
 use crate::runtime::yield_now;
-use crate::space::Counts;
-use crate::space::view_counts;
-use crate::store::load;
-use crate::store::view;
-use crate::store::{Root, View, changed_error, damaged_table_error, roots_of};
+use crate::space::{Counts, view_counts};
+use crate::store::{Root, View, changed_error, damaged_table_error, load, roots_of, view};
 use crate::sync::LockMode;
 use crate::types::{Block, PageAddr, TABLE_FANOUT};
+
+use super::Upkeep;
 
 /// Attempts in memory.
 const MAX_MEMORY_WALKS: usize = 2;

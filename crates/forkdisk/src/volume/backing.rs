@@ -3,15 +3,15 @@
 
 use std::rc::Rc;
 
+use crate::catalog::{Catalog, ExceptionView, refuse_during_rollback};
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
+use crate::origin::{Origin, Origins};
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::Volume;
-use crate::catalog::{Catalog, ExceptionView, refuse_during_rollback};
-use crate::origin::{Origin, Origins};
 
 /// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;

@@ -1,7 +1,6 @@
 //! Comparing volumes page by page, by their maps.
 
-use crate::catalog::rollback;
-use crate::catalog::{Catalog, Failure, PageSource, pages_of};
+use crate::catalog::{Catalog, Failure, PageSource, pages_of, rollback};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Kind, VolumeRecord, VolumeState};

@@ -10,23 +10,21 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
+use crate::catalog::{Catalog, Failure, pages_of};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
+use crate::live::{CopyPart, InflightBreak, QuotaClaims};
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::space::Need;
-use crate::space::{AllocRequest, Refusal};
+use crate::space::{AllocRequest, Need, Refusal, alloc};
 use crate::sync::QueuedWrite;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::Volume;
 use super::fault::{Fault, WritePlan};
 use super::pending_write::{PendingWrite, is_mergeable};
-use crate::catalog::{Catalog, Failure, pages_of};
-use crate::live::{CopyPart, InflightBreak, QuotaClaims};
-use crate::space::alloc;
 
 /// Covered pages are read nevertheless if that saves a request, up to this many pages: a request costs the
 /// disks of docs/benchmarks.md as much as 80 to 120 KiB.

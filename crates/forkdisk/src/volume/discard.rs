@@ -6,12 +6,12 @@ use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::space::Need;
+use crate::store::{EditError, no_space_error};
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
-use crate::store::{EditError, no_space_error};
 
 impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {

@@ -6,23 +6,20 @@
 //!   zeroes.
 
 use std::cell::Cell;
-
 use std::rc::Rc;
 
+use crate::catalog::directory::descent;
+use crate::catalog::{Catalog, Failure};
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
+use crate::live::{QuotaClaim, QuotaClaims};
 use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::space::AllocRequest;
-use crate::space::Need;
+use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
-use crate::catalog::directory::descent;
-use crate::catalog::{Catalog, Failure};
-use crate::live::{QuotaClaim, QuotaClaims};
-use crate::space::alloc;
 
 /// Most pieces of a chunk that are looked up to find where it lies.
 const MAX_LOOKUPS: usize = 16;

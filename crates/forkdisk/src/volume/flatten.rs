@@ -8,20 +8,20 @@
 
 use std::ops::Range;
 
+use crate::catalog::pages_of;
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
+use crate::runtime::yield_now;
+use crate::space::Need;
+use crate::store::no_space_error;
 use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
-use crate::catalog::pages_of;
-use crate::runtime::yield_now;
-use crate::space::Need;
-use crate::store::no_space_error;
 
 /// Lock number, beyond all pages, held while a volume is flattened: one flatten at a time.
 const FLATTEN_LOCK_INDEX: u64 = u64::MAX - 1;

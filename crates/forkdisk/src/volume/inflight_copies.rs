@@ -7,11 +7,11 @@ use std::rc::Rc;
 
 use crate::copier::ProvidedBytes;
 use crate::device::{Buf, Device};
+use crate::live::{CopyPart, InflightBreak};
 use crate::planted::{Bug, planted};
 use crate::sync::QueuedWrite;
 
 use super::Volume;
-use crate::live::{CopyPart, InflightBreak};
 
 impl<D: Device> Volume<D> {
     /// Merges `buf` into a running copy if one accepts it. `Err` returns the buffer and its place in the

@@ -3,10 +3,10 @@
 use crate::counters::Operation;
 use crate::device::{Buf, Device};
 use crate::error::Result;
+use crate::store::times;
 
 use super::Volume;
 use super::backing::Backing;
-use crate::store::times;
 
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.

@@ -21,19 +21,16 @@ mod write;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use crate::catalog::{Catalog, VolumeInfo};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
-use crate::planted::{Bug, planted};
-use crate::types::VolumeId;
-
-use crate::catalog::{Catalog, VolumeInfo};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
-use crate::store::deleted_error;
-use crate::store::publish;
-use crate::store::times;
-use crate::store::{Hooks, Store};
+use crate::planted::{Bug, planted};
+use crate::store::{Hooks, Store, deleted_error, publish, times};
+use crate::types::VolumeId;
+
 use backing::Backing;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use extents::Extent;

@@ -10,15 +10,13 @@ use crate::device::{Buf, Device};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
+use crate::space::alloc;
+use crate::store::{EditError, WhenFull, checkpoint, events, no_space_error};
 use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
 use super::fault::WritePlan;
-use crate::space::alloc;
-use crate::store::checkpoint;
-use crate::store::events;
-use crate::store::{EditError, WhenFull, no_space_error};
 
 /// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
 const MAX_MERGED_BYTES: usize = 64 << 10;

@@ -1,11 +1,11 @@
 //! Quota of range clones.
 
+use crate::catalog::{Catalog, Failure};
 use crate::device::Device;
 use crate::map::{Run, Stop, lookup, shared_level};
 use crate::types::{VirtualPage, VolumeId};
 
 use super::Volume;
-use crate::catalog::{Catalog, Failure};
 
 impl<D: Device> Volume<D> {
     /// Refuses the next `share_step` of a range clone if it would exceed the quota of this volume.

@@ -6,11 +6,11 @@ use crate::format::Record;
 use crate::map::shared_level;
 use crate::planted::{Bug, planted};
 use crate::space::Need;
+use crate::store::{EditError, no_space_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
-use crate::store::{EditError, no_space_error};
 
 /// Bytes copied at once where sharing is not possible.
 const COPY_BYTES: u64 = 1 << 20;

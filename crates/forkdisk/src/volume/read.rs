@@ -1,5 +1,6 @@
 //! Reading: mapped pages from the device, zeroes elsewhere.
 
+use crate::catalog::Failure;
 use crate::device::{Buf, Device, Segments, add_segment};
 use crate::error::{Error, Result};
 use crate::map::{Stop, lookup};
@@ -7,7 +8,6 @@ use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
-use crate::catalog::Failure;
 
 /// Device requests of a read, and parts of the buffer to be zeroed.
 struct ReadPlan {

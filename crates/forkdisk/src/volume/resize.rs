@@ -4,16 +4,16 @@
 //! One change at a time for each volume: growing zeroes the rest of the last page first, and no write may
 //! come in between.
 
+use crate::catalog::{check_size, pages_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::store::times;
 use crate::sync::{LockMode, RangeGuard};
 use crate::types::VolumeId;
 
 use super::Volume;
 use super::backing::Backing;
-use crate::catalog::{check_size, pages_of};
-use crate::store::times;
 
 /// Lock number of the length, beyond all pages.
 const LENGTH_LOCK_INDEX: u64 = u64::MAX - 1;

@@ -8,10 +8,10 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::map::{Stop, lookup};
 use crate::types::{PAGE_BYTES, VirtualPage};
+use crate::volume::compare;
 
 use super::Volume;
 use super::backing::Backing;
-use crate::volume::compare;
 
 /// Pages of a run whose counts are looked up in one step.
 const PAGES_PER_STEP: u64 = 256;

@@ -9,6 +9,8 @@ use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
+use crate::space::alloc;
+use crate::store::{HostShortage, events};
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
 use crate::types::PAGE_SIZE;
 
@@ -16,9 +18,6 @@ use super::Volume;
 use super::backing::Backing;
 use super::fault::WritePlan;
 use super::pending_write::PendingWrite;
-use crate::space::alloc;
-use crate::store::HostShortage;
-use crate::store::events;
 
 /// A write that changes no metadata: its segments, and what it holds until it ends.
 struct InPlace {

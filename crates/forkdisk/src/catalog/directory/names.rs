@@ -2,10 +2,11 @@
 
 use std::ops::Bound;
 
-use super::super::{CatalogEntry, Directory, check_origin_text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME_BYTES, NO_VOLUME, VolumeRecord, VolumeState};
 use crate::types::VolumeId;
+
+use super::super::{CatalogEntry, Directory, check_origin_text};
 
 /// How a name in a folder was found.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,8 @@
 //! Counts that are kept by a log.
 
+use crate::space::{alloc, contiguous, count_images, count_log, tree, view_counts};
+
 use super::*;
-use crate::space::alloc;
-use crate::space::contiguous;
-use crate::space::count_images;
-use crate::space::count_log;
-use crate::space::tree;
-use crate::space::view_counts;
 
 /// A space that keeps a log, and the state of its device.
 struct Logging {

@@ -19,19 +19,19 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
+use crate::catalog::Failure;
 use crate::copier::{CopyError, CopySource, Job, JobGroup, JobHandle, Piece, Place};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::MovedRun;
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
+use crate::runtime::yield_now;
+use crate::space::alloc;
 use crate::sync::{LockMode, PlanGuard};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::Upkeep;
-use crate::catalog::Failure;
-use crate::runtime::yield_now;
-use crate::space::alloc;
 use plan::{GatherMode, Placed};
 pub use policy::GatherScheduler;
 use row::Rows;

@@ -12,8 +12,7 @@ use std::collections::BTreeMap;
 use crate::catalog::{Catalog, Failure, pages_of};
 use crate::format::{MovedRun, Record, VolumeRecord, VolumeState};
 use crate::map::{Editor, Family, Movable, Stop, lookup, seams_if, seams_of};
-use crate::space::contiguous;
-use crate::space::{Miss, Need};
+use crate::space::{Miss, Need, contiguous};
 use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
 /// Volumes and snapshots that are searched for references to the same pages.

@@ -5,17 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{GatherPolicy, VolumeRecord};
+use crate::space::count_images;
 use crate::sync::{Event, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
 use super::super::Upkeep;
-use super::{GatherMode, Outcome};
-use super::{gather_for, next_scattered, wait_space_freed};
-use crate::catalog::Catalog;
-use crate::space::count_images;
+use super::{GatherMode, Outcome, gather_for, next_scattered, wait_space_freed};
 
 /// The pool is idle after this time without reads and writes.
 const IDLE_AFTER: Duration = Duration::from_millis(200);

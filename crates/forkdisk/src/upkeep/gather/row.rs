@@ -9,17 +9,17 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use crate::catalog::{Catalog, Failure};
 use crate::device::Device;
 use crate::error::Result;
 use crate::map::{Home, Stop};
+use crate::runtime::yield_now;
+use crate::space::contiguous;
 use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId, table_span};
 
 use super::super::Upkeep;
 use super::plan::{GatherMode, living};
 use super::{next_scattered, wait_space_freed};
-use crate::catalog::{Catalog, Failure};
-use crate::runtime::yield_now;
-use crate::space::contiguous;
 
 /// Most virtual blocks in a stretch.
 const STRETCH_BLOCKS: usize = 128;
