@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteFlags, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -102,8 +102,6 @@ impl Export for Disk {
     /// Whether it is the stripes.
     type Context = bool;
 
-    fn cork(&self, _more: bool) {}
-
     fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
@@ -136,9 +134,9 @@ impl Export for Disk {
         read
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
         self.pause().await;
-        let written = self.memory.write(offset, buf, fua).await;
+        let written = self.memory.write(offset, buf, flags).await;
         self.pause().await;
         written
     }

@@ -150,7 +150,7 @@ pub use runtime::{LocalFuture, Runtime};
 pub use store::{FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, Recovery, WhenFull};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, Mode, PAGE_SIZE, VolumeId, VolumeKind};
 pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};
-pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume};
+pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume, WriteFlags};
 
 /// The example of the README compiles and runs.
 #[cfg(doctest)]

@@ -15,7 +15,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use forkdisk::device::{DelayingDevice, MemoryDevice, RecordingDevice, Segment};
 use forkdisk::{
-    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, WriteIntent,
+    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, WriteFlags,
+    WriteIntent,
 };
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
@@ -226,12 +227,6 @@ impl Export for Served {
         }
     }
 
-    fn cork(&self, more: bool) {
-        if let Served::Volume(volume) = self {
-            volume.cork(more);
-        }
-    }
-
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         match self {
             Served::Volume(volume) => volume.announce_write(offset, len),
@@ -256,14 +251,14 @@ impl Export for Served {
         }
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Answer<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Answer<()>, Buf) {
         match self {
-            Served::Volume(volume) => volume.write(offset, buf, fua).await,
+            Served::Volume(volume) => volume.write(offset, buf, flags).await,
             Served::Disk(disk, _) => {
                 let len = buf.len();
                 let (result, buf) = disk.write(buf, whole(offset, len), false).await;
                 // As a disk without forced unit access does.
-                let result = match (result, fua) {
+                let result = match (result, flags.fua) {
                     (Ok(()), true) => disk.flush().await,
                     (result, _) => result,
                 };
@@ -276,7 +271,7 @@ impl Export for Served {
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> Answer<()> {
         match self {
             Served::Volume(volume) => volume.write_zeroes(offset, len, fua, no_hole).await,
-            Served::Disk(..) => self.write(offset, Buf::zeroed(len as usize), fua).await.0,
+            Served::Disk(..) => self.write(offset, Buf::zeroed(len as usize), fua.into()).await.0,
             Served::Control(_) => Err(refused()),
         }
     }

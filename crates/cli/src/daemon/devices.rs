@@ -212,7 +212,7 @@ async fn carry_out(
         UblkOperation::Write => {
             let mut buf = pool.buffer(len as usize);
             device.take(request, &mut buf).map_err(in_kernel)?;
-            export.write(offset, buf, fua).await.0.map_err(errno)?;
+            export.write(offset, buf, fua.into()).await.0.map_err(errno)?;
             Ok(count)
         }
         UblkOperation::Flush => export.flush().await.map(|()| 0).map_err(errno),

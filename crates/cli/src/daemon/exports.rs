@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId, WriteIntent};
+use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId, WriteFlags, WriteIntent};
 use forkdisk_control::Guard;
 use forkdisk_nbd::codec::{ExportInfo, StatusExtent};
 use forkdisk_nbd::{Export, Exports};
@@ -109,17 +109,13 @@ type PoolExport = <Pool<UringDevice> as Exports>::Export;
 impl Export for ServedExport {
     type Context = <PoolExport as Export>::Context;
 
-    fn cork(&self, more: bool) {
-        self.export.cork(more);
-    }
-
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         self.export.announce_write(offset, len)
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
         let len = buf.len() as u64;
-        let (written, buf) = self.export.write(offset, buf, fua).await;
+        let (written, buf) = self.export.write(offset, buf, flags).await;
         self.mounts.changed(self.id, offset, len).await;
         (self.noted("write", written), buf)
     }

@@ -322,7 +322,7 @@ impl<D: Device> Volume<D> {
         if work.plan.segments.is_empty() && work.plan.partials.is_empty() {
             return Ok(());
         }
-        let pages = self.completed(work, bytes).await?;
+        let pages = self.compose(work, bytes).await?;
         // The copies hold the client's buffer until they end.
         let (rest, segments) = self.assemble(work, &pages, bytes, &[]);
         self.store.counters.data_writes.add(&segments);

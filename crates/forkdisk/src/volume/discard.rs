@@ -65,7 +65,7 @@ impl<D: Device> Volume<D> {
         if extents.iter().all(|e| !e.data) {
             return Ok(());
         }
-        self.write_range(from, Buf::zeroed((to - from) as usize), false).await.0
+        self.write_range(from, Buf::zeroed((to - from) as usize), false, false).await.0
     }
 
     /// Zeroes the rest of the volume's last page.
@@ -80,7 +80,7 @@ impl<D: Device> Volume<D> {
         if rest == 0 || !mapped.await? {
             return Ok(());
         }
-        self.write_unaligned(size, Buf::zeroed(rest)).await.0
+        self.write_unaligned(size, Buf::zeroed(rest), false).await.0
     }
 
     /// Unmaps pages `first..end` in steps of at most a virtual block.

@@ -5,8 +5,8 @@ use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::store::times;
 
-use super::Volume;
 use super::backing::Backing;
+use super::{Volume, WriteFlags};
 
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.
@@ -26,10 +26,14 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// Writes all of `buf` at `offset`. With `fua` the data is durable on return.
-    pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    /// Writes all of `buf` at `offset`. With [`fua`](WriteFlags::fua), or `true` as flags, the
+    /// data is durable on return.
+    pub async fn write(&self, offset: u64, buf: Buf, flags: impl Into<WriteFlags>) -> (Result<()>, Buf) {
+        let WriteFlags { fua, more, intent } = flags.into();
+        // No other task runs before the write is under way.
+        drop(intent);
         let running = self.activity.counters.begin(Operation::Write, buf.len() as u64);
-        let (mut result, buf) = self.write_range(offset, buf, fua).await;
+        let (mut result, buf) = self.write_range(offset, buf, fua, more).await;
         // This check avoids an await, which costs more than one percent of the instructions of a 4 KiB write.
         if !self.store.is_process_safe() {
             result = self.wait_process_safe(result).await;

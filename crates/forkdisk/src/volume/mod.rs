@@ -18,7 +18,6 @@ mod status;
 mod submit;
 mod write;
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::catalog::{Catalog, VolumeInfo};
@@ -50,8 +49,38 @@ pub struct Volume<D: Device> {
     live: Rc<Live>,
     activity: Rc<Activity>,
     backing: Backing<D>,
-    /// The client pipelines: more writes follow before this one is acknowledged (like TCP_CORK).
-    corked: Cell<bool>,
+}
+
+/// How a write is done. The hints change its speed only.
+#[derive(Default)]
+#[non_exhaustive]
+pub struct WriteFlags {
+    /// The data is durable on return.
+    pub fua: bool,
+    /// Hint: the client pipelines, so more writes follow before this one is acknowledged (see [`Device::cork`]).
+    pub more: bool,
+    /// The announcement of this write ([`Volume::announce_write`]); withdrawn as it begins.
+    pub intent: Option<WriteIntent>,
+}
+
+impl WriteFlags {
+    /// The same flags with another [`more`](Self::more).
+    #[must_use]
+    pub fn with_more(self, more: bool) -> WriteFlags {
+        WriteFlags { more, ..self }
+    }
+
+    /// The same flags with another [`intent`](Self::intent).
+    #[must_use]
+    pub fn with_intent(self, intent: Option<WriteIntent>) -> WriteFlags {
+        WriteFlags { intent, ..self }
+    }
+}
+
+impl From<bool> for WriteFlags {
+    fn from(fua: bool) -> WriteFlags {
+        WriteFlags { fua, ..WriteFlags::default() }
+    }
 }
 
 impl<D: Device> Clone for Volume<D> {
@@ -65,7 +94,6 @@ impl<D: Device> Clone for Volume<D> {
             live: self.live.clone(),
             activity: self.activity.clone(),
             backing: self.backing.clone(),
-            corked: Cell::new(self.corked.get()),
         }
     }
 }
@@ -97,22 +125,13 @@ impl<D: Device> Volume<D> {
         activity.opened.set(true);
         let live = volumes.get_or_create(id).clone();
         live.open.set(live.open.get() + 1);
-        let (store, corked) = (store.clone(), Cell::new(false));
-        Ok(Volume { store, hooks, id, read_only, live, activity, backing, corked })
+        Ok(Volume { store: store.clone(), hooks, id, read_only, live, activity, backing })
     }
 }
 
 impl<D: Device> Volume<D> {
-    /// Hint for later writes through this handle: with `more`, further writes follow before these are
-    /// acknowledged (see [`Device::cork`]).
-    #[doc(hidden)]
-    pub fn cork(&self, more: bool) {
-        self.corked.set(more);
-    }
-
-    /// Hint: this range, in bytes, will be written as soon as its data has arrived. Dropping the returned
-    /// value withdraws the hint; drop it just before the write, or when no write will follow. `None` where
-    /// the hint has no effect.
+    /// Hint: this range, in bytes, will be written as soon as its data has arrived. The returned value is given to
+    /// that write ([`WriteFlags::intent`]); dropping it withdraws the hint. `None` where the hint has no effect.
     #[doc(hidden)]
     pub fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         match &self.backing {

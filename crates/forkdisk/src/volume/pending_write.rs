@@ -17,6 +17,7 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
 use super::fault::WritePlan;
+use super::write::WriteRequest;
 
 /// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
 const MAX_MERGED_BYTES: usize = 64 << 10;
@@ -29,6 +30,8 @@ pub(super) fn is_mergeable(buf: &Buf, pages: &Range<u64>) -> bool {
 /// A write under way.
 pub(super) struct PendingWrite {
     pub offset: u64,
+    /// More writes follow before this one is acknowledged.
+    pub more: bool,
     len: usize,
     unit: usize,
     /// Pages of a chunk, if chunks are copied as a whole on a break; `None`: they are not.
@@ -44,16 +47,28 @@ pub(super) struct PendingWrite {
 }
 
 impl PendingWrite {
-    pub fn new(offset: u64, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> PendingWrite {
+    pub fn new(write: &WriteRequest, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> PendingWrite {
+        let WriteRequest { offset, more, .. } = *write;
         let plan = WritePlan::new(offset, len as u64, unit, copying);
-        PendingWrite { offset, len, unit, copying, held, exclusive: false, plan, merged: Vec::new(), locks: Vec::new() }
+        PendingWrite {
+            offset,
+            more,
+            len,
+            unit,
+            copying,
+            held,
+            exclusive: false,
+            plan,
+            merged: Vec::new(),
+            locks: Vec::new(),
+        }
     }
 
     /// Drops the plan and the merged writes.
     fn restart(&mut self) {
-        let alone = self.exclusive;
-        *self = PendingWrite::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
-        self.exclusive = alone;
+        self.plan = WritePlan::new(self.offset, self.len as u64, self.unit, self.copying);
+        self.merged.clear();
+        self.locks.clear();
     }
 
     /// No space: stops copying whole chunks and locks only the pages that are written.

@@ -57,7 +57,7 @@ impl<D: Device> Volume<D> {
             if !planted(Bug::CopyErrorSwallowed) {
                 read?;
             }
-            self.write_range(to + done, buf, false).await.0?;
+            self.write_range(to + done, buf, false, false).await.0?;
             done += n;
         }
         Ok(())

@@ -29,7 +29,7 @@ impl<D: Device> Volume<D> {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &whole, &segments);
-                let write = self.submit(whole, segments);
+                let write = self.submit(whole, segments, work.more);
                 queued.submitted(&work.merged);
                 (write.await.0, buf)
             }
@@ -37,7 +37,7 @@ impl<D: Device> Volume<D> {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &buf, &segments);
-                let write = self.submit(buf, segments);
+                let write = self.submit(buf, segments, work.more);
                 queued.submitted(&work.merged);
                 write.await
             }
@@ -46,9 +46,9 @@ impl<D: Device> Volume<D> {
     }
 
     /// Submits a data write with the hint whether more writes follow.
-    fn submit(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+    fn submit(&self, buf: Buf, segments: Segments, more: bool) -> impl Future<Output = IoResult> + 'static {
         let device = &self.store.device;
-        device.cork(self.corked.get());
+        device.cork(more);
         let write = device.write(buf, segments, false);
         // Writes of the engine itself are awaited: no further write follows.
         device.cork(false);
@@ -102,7 +102,10 @@ impl<D: Device> Volume<D> {
     }
 
     /// Reads and completes the pages of which only a part is written.
-    pub(super) async fn completed(&self, work: &PendingWrite, data: &[u8]) -> Result<Vec<Buf>> {
+    pub(super) async fn compose(&self, work: &PendingWrite, data: &[u8]) -> Result<Vec<Buf>> {
+        if planted(Bug::MappedBeforeWritten) {
+            self.publish(&work.plan).await?;
+        }
         let mut pages = Vec::with_capacity(work.plan.partials.len());
         for partial in &work.plan.partials {
             pages.push(self.complete(partial, data).await?);

@@ -25,8 +25,19 @@ struct InPlace {
     held: (Option<RangeGuard>, PlanGuard),
 }
 
+/// A write that has arrived.
+pub(super) struct WriteRequest {
+    /// Its offset in bytes.
+    pub offset: u64,
+    /// The pages that it changes.
+    pub pages: Range<u64>,
+    /// More writes follow before this one is acknowledged.
+    pub more: bool,
+}
+
 impl<D: Device> Volume<D> {
-    pub(super) async fn write_range(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    /// Writes `buf`: to the origin, over a backing, or to pages of the volume's own.
+    pub(super) async fn write_range(&self, offset: u64, buf: Buf, fua: bool, more: bool) -> (Result<()>, Buf) {
         if let Err(e) = self.check_write(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -37,7 +48,7 @@ impl<D: Device> Volume<D> {
             // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
             Backing::Origin(origin) => return Box::pin(origin.write(&self.store, offset, buf, fua)).await,
             Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf)).await,
-            Backing::None => self.write_unaligned(offset, buf).await,
+            Backing::None => self.write_unaligned(offset, buf, more).await,
         };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
             return (Box::pin(self.store.commit_for_client()).await, buf);
@@ -45,7 +56,8 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    pub(super) async fn write_unaligned(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    /// Writes to pages of the volume's own: in place if that changes nothing else, otherwise behind earlier writes.
+    pub(super) async fn write_unaligned(&self, offset: u64, buf: Buf, more: bool) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let pages = offset / page..(offset + buf.len() as u64).div_ceil(page);
         if self.live.write_queue.may_pass(&pages)
@@ -56,16 +68,16 @@ impl<D: Device> Volume<D> {
             drop(held);
             return (self.device_error(offset, result), buf);
         }
-        Box::pin(self.write_queued(offset, buf, &pages)).await
+        Box::pin(self.write_queued(WriteRequest { offset, pages, more }, buf)).await
     }
 
     /// Writes in the order of the write queue: after earlier writes to the same and neighbouring blocks.
-    async fn write_queued(&self, offset: u64, buf: Buf, pages: &Range<u64>) -> (Result<()>, Buf) {
-        let (buf, queued) = match self.join_copy(offset, buf, pages).await {
+    async fn write_queued(&self, write: WriteRequest, buf: Buf) -> (Result<()>, Buf) {
+        let (buf, queued) = match self.join_copy(write.offset, buf, &write.pages).await {
             Ok(buf) => return (Ok(()), buf),
             Err(not) => not,
         };
-        let outcome = self.write_with_retry(offset, buf, pages, queued).await;
+        let outcome = self.write_with_retry(&write, buf, queued).await;
         self.store.commit_soon();
         self.store.checkpoint_soon();
         self.store.flush_count_log_soon();
@@ -74,17 +86,11 @@ impl<D: Device> Volume<D> {
 
     /// Writes and retries: once after a sealed commit (pages covered by a checksum may be overwritten then),
     /// and after a checkpoint returned freed space, or while a full host file system is waited for.
-    async fn write_with_retry(
-        &self,
-        offset: u64,
-        buf: Buf,
-        pages: &Range<u64>,
-        queued: QueuedWrite<Buf>,
-    ) -> (Result<()>, Buf) {
+    async fn write_with_retry(&self, write: &WriteRequest, buf: Buf, queued: QueuedWrite<Buf>) -> (Result<()>, Buf) {
         let (mut buf, mut queued, mut sealed) = (buf, queued, false);
         let mut shortage = HostShortage::new(self.store.has_pending_space());
         loop {
-            let (result, back, moved) = self.write_once(offset, buf, pages.clone(), queued).await;
+            let (result, back, moved) = self.write_once(write, buf, queued).await;
             buf = back;
             let Err(e) = result else { return (Ok(()), buf) };
             let again = match moved && e.kind() == ErrorKind::NoSpace && !sealed {
@@ -101,12 +107,81 @@ impl<D: Device> Volume<D> {
                 false => Ok(false),
             };
             match again {
-                Ok(true) => queued = self.live.write_queue.enter(pages.clone()),
+                Ok(true) => queued = self.live.write_queue.enter(write.pages.clone()),
                 Ok(false) if e.is_full_host() => return (events::report_if_full(&self.store, self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
             }
         }
+    }
+
+    /// The steps of a write, as in ARCHITECTURE, "The life of one 4 KiB write". The flag tells whether pages were, or
+    /// may have been, relocated.
+    async fn write_once(&self, write: &WriteRequest, buf: Buf, queued: QueuedWrite<Buf>) -> (Result<()>, Buf, bool) {
+        // Queue: behind earlier writes to the same and neighbouring blocks.
+        let (buf, has_waited) = match queued.admitted(buf).await {
+            Admitted::Immediately(buf) => (buf, false),
+            Admitted::AfterWait(buf) => (buf, true),
+            Admitted::Merged(result, buf) => return (result, buf, true),
+        };
+        // An earlier write may have broken these pages for this volume.
+        if has_waited && let Some(place) = self.in_place(write.offset, buf.len(), &write.pages) {
+            return self.write_in_place(write, place, buf, queued).await;
+        }
+        // Plan: new pages for everything that cannot be overwritten.
+        let (copying, held) = self.break_range(write.pages.clone());
+        let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
+        let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        let mut work = PendingWrite::new(write, buf.len(), self.store.device.block_size(), copying, held);
+        let guard = match self.plan(&queued, &mut work, &mut lock).await {
+            Ok(guard) => guard,
+            Err(e) => return (Err(e), buf, false),
+        };
+        let (result, buf) = if work.plan.copies.is_empty() {
+            // Compose: complete pages that are written in part.
+            match self.compose(&work, &buf).await {
+                Ok(pages) => {
+                    // Write.
+                    let (written, buf) = self.submit_planned(queued, &mut work, pages, buf).await;
+                    // Publish.
+                    (self.publish_written(&work.plan, written).await, buf)
+                }
+                Err(e) => (Err(e), buf),
+            }
+        } else {
+            self.write_copying(queued, &mut work, buf).await
+        };
+        drop((guard, lock));
+        let moved = self.end_write(work, &result);
+        (result, buf, moved)
+    }
+
+    /// Writes in place after a wait in the queue.
+    async fn write_in_place(
+        &self,
+        write: &WriteRequest,
+        place: InPlace,
+        buf: Buf,
+        queued: QueuedWrite<Buf>,
+    ) -> (Result<()>, Buf, bool) {
+        self.store.counters.data_writes.add(&place.segments);
+        let written = self.store.device.write(buf, place.segments, false);
+        queued.submitted(&[]);
+        let (result, buf) = written.await;
+        drop(place.held);
+        (self.device_error(write.offset, result), buf, false)
+    }
+
+    /// Ends a planned write; returns whether it relocated pages.
+    fn end_write(&self, work: PendingWrite, result: &Result<()>) -> bool {
+        let moved = work.plan.faults.iter().any(|fault| fault.relocated);
+        if let Err(e) = result {
+            // On a full pool the write that needs space starts the checkpoint.
+            alloc::write_off(&mut self.store.meta.borrow_mut().space, work.plan.unpublished());
+            self.store.full.set(self.store.full.get() || e.is_full_host());
+        }
+        work.complete_merged(result);
+        moved
     }
 
     /// Plans the write if all of it goes in place, according to what is in memory, and no other request is in
@@ -121,68 +196,13 @@ impl<D: Device> Volume<D> {
         Some(InPlace { segments: plan.segments, held: (lock, self.store.generations.enter()) })
     }
 
-    /// The flag tells whether pages were, or may have been, relocated.
-    async fn write_once(
-        &self,
-        offset: u64,
-        buf: Buf,
-        pages: Range<u64>,
-        queued: QueuedWrite<Buf>,
-    ) -> (Result<()>, Buf, bool) {
-        let (buf, has_waited) = match queued.admitted(buf).await {
-            Admitted::Immediately(buf) => (buf, false),
-            Admitted::AfterWait(buf) => (buf, true),
-            Admitted::Merged(result, buf) => return (result, buf, true),
-        };
-        // An earlier write may have broken these pages for this volume.
-        if has_waited && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
-            self.store.counters.data_writes.add(&segments);
-            let write = self.store.device.write(buf, segments, false);
-            queued.submitted(&[]);
-            let (result, buf) = write.await;
-            drop(held);
-            return (self.device_error(offset, result), buf, false);
-        }
-        let (copying, held) = self.break_range(pages);
-        let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
-        let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
-        let mut work = PendingWrite::new(offset, buf.len(), self.store.device.block_size(), copying, held);
-        let guard = match self.plan(&queued, &mut work, &mut lock).await {
-            Ok(guard) => guard,
-            Err(e) => return (Err(e), buf, false),
-        };
-        let moved = work.plan.faults.iter().any(|fault| fault.relocated);
-        let (result, buf) = match work.plan.copies.is_empty() {
-            true => self.write_planned(queued, &mut work, buf).await,
-            false => self.write_copying(queued, &mut work, buf).await,
-        };
-        drop((guard, lock));
-        if let Err(e) = &result {
-            // On a full pool the write that needs space starts the checkpoint.
-            alloc::write_off(&mut self.store.meta.borrow_mut().space, work.plan.unpublished());
-            self.store.full.set(self.store.full.get() || e.is_full_host());
-        }
-        work.complete_merged(&result);
-        (result, buf, moved)
-    }
-
-    /// Writes the planned data and maps it.
-    async fn write_planned(&self, queued: QueuedWrite<Buf>, work: &mut PendingWrite, buf: Buf) -> (Result<()>, Buf) {
-        let early = planted(Bug::MappedBeforeWritten);
-        if early && let Err(e) = self.publish(&work.plan).await {
-            return (Err(e), buf);
-        }
-        let pages = match self.completed(work, &buf).await {
-            Ok(pages) => pages,
-            Err(e) => return (Err(e), buf),
-        };
-        let (written, buf) = self.submit_planned(queued, work, pages, buf).await;
-        let result = match written {
-            Ok(()) if !early => self.publish(&work.plan).await,
-            Err(e) if planted(Bug::FailedWritePublished) => self.publish(&work.plan).await.and(Err(e)),
+    /// Publishes after a successful write.
+    async fn publish_written(&self, plan: &WritePlan, written: Result<()>) -> Result<()> {
+        match written {
+            Ok(()) if !planted(Bug::MappedBeforeWritten) => self.publish(plan).await,
+            Err(e) if planted(Bug::FailedWritePublished) => self.publish(plan).await.and(Err(e)),
             other => other,
-        };
-        (result, buf)
+        }
     }
 
     /// Turns the error of a device request into one that names the volume and offset.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::device::{self, Buf, IoResult, MemoryDevice, Segment, Segments, StripedDevice};
-use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, Runtime};
+use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, Runtime, WriteFlags};
 
 use forkdisk::testing::Inline;
 
@@ -285,14 +285,15 @@ fn a_pipelining_client_is_written_in_whole_stripes_and_the_journal_never_waits()
         let pool = Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default()).await.expect("it opens");
         pool.create("v", &CreateOptions::new(256 << 20, 0)).await.expect("a new volume");
         let volume = pool.volume("v").expect("just made");
-        volume.cork(true);
         array.state.reads_first.set(0);
         array.state.writes.take();
         let mut all = Vec::new();
         for i in 0..39_u64 {
             let volume = volume.clone();
             let offset = i * (5 << 20);
-            all.push(tasks.start(async move { volume.write(offset, pattern(offset, 5 << 20), false).await.0 }));
+            all.push(tasks.start(async move {
+                volume.write(offset, pattern(offset, 5 << 20), WriteFlags::default().with_more(true)).await.0
+            }));
             tasks.sleep(Duration::from_millis(3)).await;
         }
         for done in all {
@@ -302,7 +303,6 @@ fn a_pipelining_client_is_written_in_whole_stripes_and_the_journal_never_waits()
         assert_eq!(reads, 0, "stripes that were read first");
         let first = array.state.writes.borrow().iter().map(|w| w.0).find(|&at| at >= 1 << 20);
         assert!(first.is_some_and(|at| at.is_multiple_of(STRIPE)), "the stream begins at {first:?}");
-        volume.cork(false);
         for _ in 0..20 {
             volume.write(0, pattern(0, 4096), false).await.0.expect("it is written");
             let before = tasks.now();

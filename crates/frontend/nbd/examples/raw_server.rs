@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::device::Segment;
-use forkdisk::{Buf, Device, Error, Result, WriteIntent};
+use forkdisk::{Buf, Device, Error, Result, WriteFlags, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions, nbd_uri};
 use forkdisk_uring::{Config, DeviceOptions, UnixListener, UringDevice, block_on};
@@ -35,8 +35,6 @@ impl Exports for Raw {
 
 impl Export for Raw {
     type Context = ();
-
-    fn cork(&self, _more: bool) {}
 
     fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
@@ -78,9 +76,9 @@ impl Export for Raw {
         (result.map_err(|e| Error::io("read", e)), buf)
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
         let all = Segment { offset, at: 0, len: buf.len() };
-        let (result, buf) = self.0.write(buf, [all].into_iter().collect(), fua).await;
+        let (result, buf) = self.0.write(buf, [all].into_iter().collect(), flags.fua).await;
         (result.map_err(|e| Error::io("write", e)), buf)
     }
 
@@ -88,7 +86,7 @@ impl Export for Raw {
         const PART: u64 = 1 << 20;
         for from in (offset..offset + len).step_by(PART as usize) {
             let part = PART.min(offset + len - from) as usize;
-            self.write(from, Buf::zeroed(part), fua).await.0?;
+            self.write(from, Buf::zeroed(part), fua.into()).await.0?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Result, WriteIntent};
+use forkdisk::{Buf, Result, WriteFlags, WriteIntent};
 use forkdisk_nbd::codec::*;
 use forkdisk_nbd::memory::MemoryStream;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
@@ -74,8 +74,6 @@ impl Exports for Disk {
 impl Export for Disk {
     type Context = ();
 
-    fn cork(&self, _more: bool) {}
-
     fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
@@ -99,7 +97,7 @@ impl Export for Disk {
         (Ok(()), buf)
     }
 
-    async fn write(&self, _offset: u64, buf: Buf, _fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, _offset: u64, buf: Buf, _flags: WriteFlags) -> (Result<()>, Buf) {
         self.serve().await;
         (Ok(()), buf)
     }

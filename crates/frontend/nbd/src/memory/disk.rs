@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteFlags, WriteIntent};
 
 use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
@@ -88,8 +88,6 @@ impl Export for MemoryExport {
     /// There is only `base:allocation`.
     type Context = ();
 
-    fn cork(&self, _more: bool) {}
-
     fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
@@ -144,7 +142,7 @@ impl Export for MemoryExport {
         (result, buf)
     }
 
-    async fn write(&self, offset: u64, buf: Buf, _fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, _flags: WriteFlags) -> (Result<()>, Buf) {
         let len = buf.len() as u64;
         let result = self.with_range(offset, len, |bytes| bytes.copy_from_slice(&buf));
         (result, buf)

@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk::Buf;
+use forkdisk::{Buf, WriteFlags};
 use forkdisk_uring::{ByteStream, PeerCred, Rt};
 
 use super::budget::{Quota, SharedMemory};
@@ -291,8 +291,9 @@ impl<X: Exports> Reader<'_, X> {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
             (Action::Write { fua, .. }, Some((buf, intent))) => {
                 // With requests in flight or bytes received, the client pipelines: more writes follow.
-                session.export.cork(self.quota.requests() > 1 || !inbox.bytes().is_empty());
-                drop(rt.spawn(session.write(job, buf, fua, intent)))
+                let more = self.quota.requests() > 1 || !inbox.bytes().is_empty();
+                let flags = WriteFlags::from(fua).with_more(more).with_intent(intent);
+                drop(rt.spawn(session.write(job, buf, flags)))
             }
             (action, _) => drop(rt.spawn(session.other(job, action))),
         }

@@ -3,7 +3,7 @@
 use std::future::{Future, ready};
 use std::time::Duration;
 
-use forkdisk::{Buf, Operation, Result, WriteIntent};
+use forkdisk::{Buf, Operation, Result, WriteFlags, WriteIntent};
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -53,16 +53,12 @@ pub trait Export: 'static {
         }
     }
 
-    /// Hint for the following writes: the client sends `more` before they are answered. Has no
-    /// default, so that wrappers of an export must pass it on.
-    fn cork(&self, more: bool);
-
-    /// Hint: this range is about to be written, and its data is being received. The result is held
-    /// until just before the write starts, or until it is certain that there is none.
+    /// Hint: this range is about to be written, and its data is being received. The result is given to that write in
+    /// its flags, or dropped when it is certain that there is none.
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent>;
 
-    /// Writes all of `buf`; with `fua` it is durable when this returns.
-    fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;
+    /// Writes all of `buf`; with `flags.fua` it is durable when this returns.
+    fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> impl Future<Output = (Result<()>, Buf)>;
 
     /// Makes the range read as zeroes. `no_hole`: the client prefers that it stays
     /// provisioned.

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use forkdisk::{
-    Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume, WriteIntent,
+    Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume, WriteFlags,
+    WriteIntent,
 };
 
 use super::contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
@@ -124,10 +125,6 @@ impl<D: Device> Export for PoolExport<D> {
         self.volume.size()
     }
 
-    fn cork(&self, more: bool) {
-        self.volume.cork(more);
-    }
-
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         self.volume.announce_write(offset, len)
     }
@@ -140,8 +137,8 @@ impl<D: Device> Export for PoolExport<D> {
         self.volume.read_sparse(offset, buf).await
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        self.volume.write(offset, buf, fua).await
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
+        self.volume.write(offset, buf, flags).await
     }
 
     /// A thin volume does not keep zeroes provisioned: freed space is available to all volumes, and

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error, Operation, WriteIntent};
+use forkdisk::{Buf, Error, Operation, WriteFlags};
 use forkdisk_uring::Rt;
 
 use super::budget::Permit;
@@ -93,12 +93,10 @@ impl<E: Export> Session<E> {
         fails(from, to).await.then_some(from)
     }
 
-    pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, fua: bool, intent: Option<WriteIntent>) {
-        // No other task runs before the write is under way.
-        drop(intent);
+    pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, flags: WriteFlags) {
         let (result, buf) = match buf.is_empty() {
             true => (Ok(()), buf),
-            false => self.export.write(job.to.offset, buf, fua).await,
+            false => self.export.write(job.to.offset, buf, flags).await,
         };
         drop(buf);
         self.export.took(Operation::Write, job.permit.age());

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteFlags, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -173,10 +173,6 @@ fn fua_word(fua: bool) -> &'static str {
 impl Export for ProbeExport {
     type Context = ();
 
-    fn cork(&self, more: bool) {
-        self.shared.hints.lock().unwrap().push(format!("more: {more}"));
-    }
-
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         self.shared.hints.lock().unwrap().push(format!("coming: {offset} {len}"));
         None
@@ -237,11 +233,12 @@ impl Export for ProbeExport {
         }
     }
 
-    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
+        self.shared.hints.lock().unwrap().push(format!("more: {}", flags.more));
         let len = buf.len();
-        let call = format!("write {offset} {len}{}", fua_word(fua));
+        let call = format!("write {offset} {len}{}", fua_word(flags.fua));
         match (self.enter(call, offset, len).await, &self.disk) {
-            (Ok(()), Some(disk)) => disk.write(offset, buf, fua).await,
+            (Ok(()), Some(disk)) => disk.write(offset, buf, flags).await,
             (result, _) => (result, buf),
         }
     }
