@@ -201,7 +201,7 @@ pub fn open_device_of_copy(runtime: &Rt, path: &Path) -> Result<(UringDevice, Po
 }
 
 fn device_of(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
-    let options = DeviceOptions { read_only: access == Access::Read, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().with_read_only(access == Access::Read);
     UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
 }
 

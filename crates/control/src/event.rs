@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 
 /// An event that is raised at most once.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct Event {
     happened: Cell<bool>,
     waiting: RefCell<Vec<Waker>>,

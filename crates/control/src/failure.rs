@@ -85,6 +85,7 @@ impl PartialEq<ErrorKind> for FailureKind {
 /// Failure of a verb. The message says what failed, where, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
+#[non_exhaustive]
 pub struct Failure {
     /// Kind of the failure.
     pub kind: FailureKind,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Progress of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Step {
     /// Current activity, such as `importing`.
     pub what: String,

@@ -60,7 +60,7 @@ fn open_device(runtime: &Rt, path: &str, read_only: bool) -> Result<(UringDevice
     if let Some(why) = used_by(path, Path::new("/sys/block"), Path::new("/proc/swaps")) {
         return Err(Error::new(ErrorKind::Busy, format!("{} is in use: {why}", path.display())));
     }
-    let options = DeviceOptions { read_only, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().with_read_only(read_only);
     let device = UringDevice::open(runtime, path, &options)?;
     // After the lock was taken no other forkdisk process changes the file.
     let place = OriginPlace::at(text, modified(path)).with_identity(identity::of_device(path));

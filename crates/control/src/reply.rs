@@ -63,6 +63,7 @@ pub struct Flattening {
 
 /// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CopierRecord {
     /// The volume; `null` for the pool.
     pub volume: Option<String>,
@@ -156,6 +157,7 @@ impl CopierRecord {
 
 /// A volume or snapshot as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Device {
     /// Path of the device.
     pub device: String,
@@ -167,6 +169,7 @@ pub struct Done {}
 
 /// Bytes that volumes hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Usage {
     /// One entry for each, by name.
     pub volumes: Vec<DuRecord>,
@@ -176,6 +179,7 @@ pub struct Usage {
 
 /// Bytes that one volume or snapshot holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DuRecord {
     /// `volume` or `volume@snapshot`.
     pub name: String,
@@ -218,6 +222,7 @@ impl Change {
 
 /// A part of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Diff {
     /// In rising order.
     pub changes: Vec<Change>,
@@ -249,6 +254,7 @@ impl From<&Extent> for Piece {
 
 /// A part of a volume's map.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PieceMap {
     /// In order, without gaps.
     pub pieces: Vec<Piece>,
@@ -258,6 +264,7 @@ pub struct PieceMap {
 
 /// What was deleted, or would be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Deletion {
     /// Whether this only shows what would be deleted.
     pub dry_run: bool,
@@ -272,6 +279,7 @@ pub struct Deletion {
 
 /// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Check {
     /// `clean`, `leaks` or `corrupt`.
     pub status: String,

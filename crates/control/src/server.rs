@@ -24,6 +24,7 @@ const TELL_AGAIN: Duration = Duration::from_secs(10);
 /// Limits of a control server. Peers can make it hold at most about
 /// `max_connections × max_message`, plus the buffers of imports and exports.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Most connections at a time; more are refused with an error.
     pub max_connections: usize,
@@ -43,6 +44,15 @@ impl Default for ServerOptions {
             send_timeout: Duration::from_secs(30),
             progress_every: Duration::from_secs(1),
         }
+    }
+}
+
+forkdisk::setters! {
+    ServerOptions {
+        with_max_connections max_connections: usize,
+        with_max_message max_message: usize,
+        with_send_timeout send_timeout: Duration,
+        with_progress_every progress_every: Duration,
     }
 }
 

@@ -13,6 +13,9 @@ use crate::store::{FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull}
 /// Default chunk of an origin, in bytes.
 const DEFAULT_ORIGIN_CHUNK_BYTES: u64 = 64 << 10;
 
+/// Declares setters of options: `with_cache cache: usize` for a field `cache`. The crates of forkdisk use it.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! setters {
     ($($options:ty { $($setter:ident $field:ident: $kind:ty),* $(,)? })*) => {
         $(impl $options { $(

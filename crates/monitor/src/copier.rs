@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Figures of copies; see [`CopyStats`]. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CopyFigures {
     /// Jobs that have not started yet, now.
     pub queued: u64,
@@ -48,6 +49,7 @@ pub struct CopyFigures {
 
 /// A pool's copier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CopierFigures {
     /// All copies together.
     #[serde(flatten)]

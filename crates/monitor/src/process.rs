@@ -10,6 +10,7 @@ const TICKS_PER_SECOND: u64 = 100;
 
 /// Resources of a process. A figure that /proc does not provide is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ProcessRecord {
     /// Process number.
     pub pid: u32,

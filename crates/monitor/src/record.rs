@@ -10,6 +10,7 @@ use crate::process::ProcessRecord;
 
 /// Statistics of a pool and its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Statistics {
     /// State and space; in JSON without `created`, `origins`, `kept` and `clean`.
     #[serde(with = "figures")]
@@ -68,6 +69,7 @@ pub struct RequestsRecord {
 
 /// A distribution over powers of two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Distribution {
     /// Number of values.
     pub count: u64,
@@ -88,6 +90,7 @@ pub struct Distribution {
 
 /// Operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OperationRecord {
     /// Completed operations, successful or not.
     pub operations: u64,
@@ -103,6 +106,7 @@ pub struct OperationRecord {
 
 /// Operations by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Operations {
     /// Reads.
     pub read: OperationRecord,
@@ -131,6 +135,7 @@ impl Operations {
 
 /// Activity of a volume, or of all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VolumeActivity {
     /// Operations by kind.
     pub operations: Operations,
@@ -143,6 +148,7 @@ pub struct VolumeActivity {
 
 /// Activity of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ActivityRecord {
     /// All volumes together, including deleted ones.
     pub volumes: VolumeActivity,
@@ -187,6 +193,7 @@ pub struct ActivityRecord {
 /// Counters of the NBD server; see [`ServerStatistics`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "every field is explained where it is counted")]
+#[non_exhaustive]
 pub struct ServerRecord {
     pub connections: u64,
     pub accepted: u64,
@@ -203,6 +210,7 @@ pub struct ServerRecord {
 
 /// One volume or snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VolumeFigures {
     /// `volume` or `volume@snapshot`.
     pub name: String,
@@ -226,6 +234,7 @@ pub struct VolumeFigures {
 
 /// Activity on an origin's own device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OriginFigures {
     /// The origin.
     pub name: String,

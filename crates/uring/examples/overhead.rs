@@ -345,7 +345,7 @@ fn report(costs: &mut [Vec<Cost>; 3], what: &str) {
 }
 
 async fn measure(rt: Rt, args: Args) -> forkdisk::Result<()> {
-    let options = DeviceOptions { direct: !args.buffered, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().with_direct(!args.buffered);
     let device = UringDevice::create(&rt, &args.file, POOL, true, &options)?;
     let direct = device.is_direct();
     let device = Counted { device, requests: Rc::default() };

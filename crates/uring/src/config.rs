@@ -2,6 +2,7 @@
 
 /// Sizes of a ring and of its registered buffers.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// Submission queue entries; the kernel rounds up to a power of two. More requests
     /// may be in flight: those that find the queue full wait in order.
@@ -14,5 +15,12 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config { entries: 256, buffers: vec![(4 << 10, 1024), (64 << 10, 64), (1 << 20, 8)] }
+    }
+}
+
+forkdisk::setters! {
+    Config {
+        with_entries entries: u32,
+        with_buffers buffers: Vec<(usize, usize)>,
     }
 }

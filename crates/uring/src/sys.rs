@@ -294,6 +294,7 @@ pub(crate) fn block_device_len(fd: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Credentials of the peer of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PeerCred {
     /// Process id at the time of the connect.
     pub pid: i32,

@@ -11,6 +11,7 @@ use crate::handle::Handle;
 use crate::op::{Work, outcome};
 
 /// A watched descriptor. It should be non-blocking, so that a false wakeup is harmless.
+#[non_exhaustive]
 pub struct Watched {
     handle: Rc<Handle>,
 }

@@ -39,12 +39,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
                 let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
                 made.with_context(|| format!("{}: the mount's folder", dir.display()))?;
                 let source = target.pool.display().to_string();
-                mount_served(
-                    client,
-                    &dir,
-                    &MountOptions { source, ..MountOptions::default() },
-                    (GatherPolicy::USUAL, false),
-                )?;
+                mount_served(client, &dir, &MountOptions::default().with_source(source), (GatherPolicy::USUAL, false))?;
             }
             dir
         }

@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn connections_without_descriptors_are_refused_with_what_would_fit() {
-        let data = |max_connections| ServerOptions { max_connections, ..ServerOptions::default() };
+        let data = |max_connections| ServerOptions::default().with_max_connections(max_connections);
         let control = ControlOptions::default();
         let of = |limit, connections| check(limit, &data(connections), &control).map_err(|e| e.to_string());
         assert_eq!(of(None, 1 << 40), Ok(usize::MAX));

@@ -74,7 +74,7 @@ impl Mounts {
     /// Mounts at `dir`, as the user of the daemon.
     pub async fn mount_at(&self, dir: &Path, source: &Path) -> Result<()> {
         let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
-        let options = MountOptions { source: source.display().to_string(), ..MountOptions::default() };
+        let options = MountOptions::default().with_source(source.display().to_string());
         let connection = connect(&dir, &options)?;
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let shown = dir.display().to_string();
@@ -93,8 +93,12 @@ impl Mounts {
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
         let show_snapshots = mount.show_snapshots;
         let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
-        let options =
-            VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, syscall_helper };
+        let options = VolumesOptions::new(dir.clone(), uid, gid)
+            .with_alone(alone)
+            .with_gather(gather)
+            .with_show_snapshots(show_snapshots)
+            .with_async_direct(async_direct)
+            .with_syscall_helper(syscall_helper);
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };

@@ -234,17 +234,17 @@ mod tests {
         let mut histogram = Histogram::default();
         histogram.buckets[latency_bucket] = writes;
         let mut activity = VolumeActivity::default();
-        activity.operations.write = OperationRecord {
-            operations: writes,
-            bytes: writes * 4096,
-            latency: (&histogram).into(),
-            ..Default::default()
-        };
-        VolumeFigures { name: name.to_owned(), in_use: 1, activity: Some(activity), ..VolumeFigures::default() }
+        let write = &mut activity.operations.write;
+        (write.operations, write.bytes, write.latency) = (writes, writes * 4096, (&histogram).into());
+        let mut figures = VolumeFigures::default();
+        (figures.name, figures.in_use, figures.activity) = (name.to_owned(), 1, Some(activity));
+        figures
     }
 
     fn statistics(volumes: Vec<VolumeFigures>) -> Statistics {
-        Statistics { volumes, ..Statistics::default() }
+        let mut statistics = Statistics::default();
+        statistics.volumes = volumes;
+        statistics
     }
 
     #[test]
@@ -262,7 +262,8 @@ mod tests {
 
     #[test]
     fn what_nobody_uses_is_not_shown() {
-        let idle = VolumeFigures { in_use: 0, ..volume("a", 10, 14) };
+        let mut idle = volume("a", 10, 14);
+        idle.in_use = 0;
         let view = View::between(&statistics(vec![idle.clone()]), &statistics(vec![idle]), 1.0);
         assert!(view.rows.is_empty());
     }

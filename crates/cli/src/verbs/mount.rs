@@ -112,13 +112,12 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     let has = |name: &str| options.iter().any(|o| o == name);
     let show_snapshots = has(SHOW_SNAPSHOTS);
     let flags = options.iter().filter(|o| !["ro", "rw", "allow_other", SHOW_SNAPSHOTS, ""].contains(&o.as_str()));
-    let options = MountOptions {
-        source: pool.display().to_string(),
-        read_only: has("ro"),
-        allow_other: has("allow_other"),
-        flags: flags.cloned().collect(),
-        max_ratio,
-    };
+    let options = MountOptions::default()
+        .with_source(pool.display().to_string())
+        .with_read_only(has("ro"))
+        .with_allow_other(has("allow_other"))
+        .with_flags(flags.cloned().collect())
+        .with_max_ratio(max_ratio);
     let json = global.output.json();
     if let Some(mut client) = daemon(global, &pool)? {
         let dir = mount_served(&mut client, &dir, &options, (gather, show_snapshots))?;
@@ -193,8 +192,12 @@ async fn serve(
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let syscall_helper = Some(syscall_helper());
     let (alone, async_direct) = (true, false);
-    let shown =
-        VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, syscall_helper };
+    let shown = VolumesOptions::new(dir.clone(), uid, gid)
+        .with_alone(alone)
+        .with_gather(gather)
+        .with_show_snapshots(show_snapshots)
+        .with_async_direct(async_direct)
+        .with_syscall_helper(syscall_helper);
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;

@@ -121,24 +121,21 @@ fn settings(config: &Configuration) -> Result<Settings> {
             .with_commit_interval(config.time(&key::COMMIT_INTERVAL)?)
             .with_low_water(config.share(&key::LOW_WATER)?)
             .with_when_full(when_full),
-        data: ServerOptions {
-            max_connections: config.count(&key::MAX_CONNECTIONS)?,
-            max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
-            max_requests: config.count(&key::MAX_REQUESTS)?,
-            max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
-            connection_reserve: config.size(&key::CONNECTION_RESERVE)?,
-            shared_memory: config.size(&key::SHARED_MEMORY)?,
-            started_requests: config.count(&key::STARTED_REQUESTS)?,
-            started_bytes: config.size(&key::STARTED_BYTES)?,
-            handshake_timeout: config.time(&key::HANDSHAKE_TIMEOUT)?,
-            stall_timeout: config.time(&key::STALL_TIMEOUT)?,
-            drain_timeout: config.time(&key::DRAIN_TIMEOUT)?,
-        },
-        control_limits: ControlOptions {
-            max_connections: config.count(&key::CONTROL_CONNECTIONS)?,
-            max_message: config.size(&key::CONTROL_MESSAGE)?,
-            ..ControlOptions::default()
-        },
+        data: ServerOptions::default()
+            .with_max_connections(config.count(&key::MAX_CONNECTIONS)?)
+            .with_max_export_connections(config.count(&key::MAX_EXPORT_CONNECTIONS)?)
+            .with_max_requests(config.count(&key::MAX_REQUESTS)?)
+            .with_max_request_bytes(config.size(&key::MAX_REQUEST_BYTES)?)
+            .with_connection_reserve(config.size(&key::CONNECTION_RESERVE)?)
+            .with_shared_memory(config.size(&key::SHARED_MEMORY)?)
+            .with_started_requests(config.count(&key::STARTED_REQUESTS)?)
+            .with_started_bytes(config.size(&key::STARTED_BYTES)?)
+            .with_handshake_timeout(config.time(&key::HANDSHAKE_TIMEOUT)?)
+            .with_stall_timeout(config.time(&key::STALL_TIMEOUT)?)
+            .with_drain_timeout(config.time(&key::DRAIN_TIMEOUT)?),
+        control_limits: ControlOptions::default()
+            .with_max_connections(config.count(&key::CONTROL_CONNECTIONS)?)
+            .with_max_message(config.size(&key::CONTROL_MESSAGE)?),
     })
 }
 

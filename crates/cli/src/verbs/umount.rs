@@ -111,8 +111,8 @@ fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
         let status = client.call(params::Status {}, None, |_| {})?;
         return Ok(Keeper::Daemon { pid: status.pid, mounts: status.mounts });
     }
-    let options = DeviceOptions { read_only: true, ..DeviceOptions::default() };
-    let config = Config { buffers: Vec::new(), ..Config::default() };
+    let options = DeviceOptions::default().with_read_only(true);
+    let config = Config::default().with_buffers(Vec::new());
     forkdisk_uring::block_on(config, |rt| async move {
         match UringDevice::open(&rt, pool, &options) {
             Err(e) if e.kind() == ErrorKind::Busy => match InUse::of(pool, &e) {

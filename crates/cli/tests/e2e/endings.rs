@@ -317,7 +317,7 @@ fn a_disk_that_is_not_protected_any_more_is_closed_while_its_daemon_goes_on() {
 
 /// Returns options for an open that fails at once if the device is locked.
 fn now() -> DeviceOptions {
-    DeviceOptions { patience: Duration::ZERO, ..DeviceOptions::default() }
+    DeviceOptions::default().with_patience(Duration::ZERO)
 }
 
 /// Returns whether the lock of the file at `path` is free.

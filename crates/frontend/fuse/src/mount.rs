@@ -21,6 +21,7 @@ const TYPE: &str = "forkdisk";
 
 /// Options of a mount.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct MountOptions {
     /// Source as shown by `df`.
     pub source: String,
@@ -33,6 +34,16 @@ pub struct MountOptions {
     /// Percentage of this machine's dirty pages that may belong to this mount; `None`: the kernel's
     /// default for FUSE mounts.
     pub max_ratio: Option<u8>,
+}
+
+forkdisk::setters! {
+    MountOptions {
+        with_source source: impl Into<String>,
+        with_read_only read_only: bool,
+        with_allow_other allow_other: bool,
+        with_flags flags: Vec<String>,
+        with_max_ratio max_ratio: impl Into<Option<u8>>,
+    }
 }
 
 /// Mounts at `dir`; returns the connection to the kernel, in non-blocking mode.
@@ -214,6 +225,7 @@ fn set(dir: &Path, setting: &str, value: usize) -> io::Result<()> {
 
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MountPoint {
     /// Type of the file system; `fuse.forkdisk` for a pool.
     pub kind: String,

@@ -20,16 +20,12 @@ struct Mount {
 impl Mount {
     async fn open(rt: &Rt, device: &MemoryDevice) -> Mount {
         let pool = Pool::open(device.clone(), Rc::new(rt.clone()), OpenOptions::default()).await.unwrap();
-        let options = VolumesOptions {
-            dir: "/nowhere".into(),
-            uid: 1,
-            gid: 2,
-            alone: true,
-            gather: GatherPolicy::Off,
-            show_snapshots: false,
-            async_direct: false,
-            syscall_helper: None,
-        };
+        let options = VolumesOptions::new("/nowhere", 1, 2)
+            .with_alone(true)
+            .with_gather(GatherPolicy::Off)
+            .with_show_snapshots(false)
+            .with_async_direct(false)
+            .with_syscall_helper(None);
         Mount { volumes: Volumes::new(pool.clone(), options), pool }
     }
 
@@ -101,7 +97,7 @@ impl Mount {
 
 /// Runs `work` on a new pool, with its device so that it can be opened again.
 fn with_pool(work: impl AsyncFnOnce(Rt, MemoryDevice)) {
-    block_on(Config { buffers: Vec::new(), ..Config::default() }, |rt| async move {
+    block_on(Config::default().with_buffers(Vec::new()), |rt| async move {
         let device = MemoryDevice::new(64 << 20);
         let options = FormatOptions::new(64 << 20, [7; 16], 1);
         Pool::format(&device, &options).await.unwrap();

@@ -215,7 +215,7 @@ async fn neighbour(rt: Rt, server: Server<Disk>, kind: Neighbour) {
 /// Returns how many requests a client that waits for each reply is served next to these neighbours,
 /// and the longest queue of the disk.
 fn served(neighbours: &[Neighbour], started_requests: usize) -> (usize, usize) {
-    let options = ServerOptions { shared_memory: 64 << 20, started_requests, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_shared_memory(64 << 20).with_started_requests(started_requests);
     let main = |rt: Rt| async move {
         let disk = Disk::default();
         let server = Server::new(&rt, disk.clone(), options);

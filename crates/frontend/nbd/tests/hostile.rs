@@ -259,7 +259,7 @@ fn the_limits_are_those_that_are_promised() {
 
 #[test]
 fn answers_to_block_status_count_as_memory_in_flight() {
-    let options = ServerOptions { connection_reserve: 0, shared_memory: 33 << 20, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_connection_reserve(0).with_shared_memory(33 << 20);
     let (probe, server) = start_big(options);
     probe.hold(true);
     let mut c = server.styled(ReplyStyle::Structured, "big", &["base:allocation"]);
@@ -325,7 +325,7 @@ fn a_client_that_vanishes_with_requests_in_flight_harms_nobody() {
 #[test]
 fn a_handshake_that_does_not_end_is_ended() {
     let handshake_timeout = Duration::from_millis(100);
-    let options = ServerOptions { handshake_timeout, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_handshake_timeout(handshake_timeout);
     let server = TestServer::of_probe(&Probe::new(), options);
     let mut silent = support::connect(&server.socket());
     assert!(silent.ends_with(&GREETING));
@@ -392,8 +392,7 @@ fn a_client_that_never_reads_its_replies_blocks_no_other_and_is_bounded() {
 
 #[test]
 fn memory_that_others_wait_for_is_taken_from_a_client_that_does_not_move() {
-    let options =
-        ServerOptions { shared_memory: 40 << 20, stall_timeout: Duration::from_millis(50), ..ServerOptions::default() };
+    let options = ServerOptions::default().with_shared_memory(40 << 20).with_stall_timeout(Duration::from_millis(50));
     let (probe, server) = start_big(options);
     let mut deaf = server.client("big");
     deaf.request(CMD_READ, 0, 1, 0, MAX_PAYLOAD);
@@ -409,7 +408,7 @@ fn memory_that_others_wait_for_is_taken_from_a_client_that_does_not_move() {
 
 #[test]
 fn connections_beyond_the_cap_are_refused_until_one_ends() {
-    let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_max_connections(2);
     let server = TestServer::of_probe(&Probe::new(), options);
     let (mut one, mut two) = (server.client("a"), server.client("b"));
     support::connect(&server.socket()).expect_end();
@@ -422,7 +421,7 @@ fn connections_beyond_the_cap_are_refused_until_one_ends() {
 
 #[test]
 fn an_export_has_no_more_connections_than_it_may_and_others_have_theirs() {
-    let options = ServerOptions { max_export_connections: 2, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_max_export_connections(2);
     let server = TestServer::of_probe(&Probe::new(), options);
     let (mut one, mut two) = (server.client("a"), server.client("a"));
     let mut third = server.raw();

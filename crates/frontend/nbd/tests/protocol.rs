@@ -362,7 +362,7 @@ fn stopping_answers_requests_in_flight_and_closes() {
 fn stopping_does_not_wait_for_ever_for_a_request_that_hangs() {
     let probe = Probe::new();
     let drain_timeout = std::time::Duration::from_millis(50);
-    let options = ServerOptions { drain_timeout, ..ServerOptions::default() };
+    let options = ServerOptions::default().with_drain_timeout(drain_timeout);
     let mut server = TestServer::of_probe(&probe, options);
     let mut c = server.client("a");
     probe.hold(true);

@@ -344,7 +344,7 @@ fn noise_instead_of_tls_ends_the_connection_and_no_other() {
 
 #[test]
 fn a_tls_handshake_that_does_not_go_on_is_ended() {
-    let options = ServerOptions { handshake_timeout: Duration::from_millis(200), ..ServerOptions::default() };
+    let options = ServerOptions::default().with_handshake_timeout(Duration::from_millis(200));
     let lab = Lab::start_with(Security::Required, Clients::Any, AccessTable::open(), options);
     let mut client = lab.server.raw();
     client.option(OPT_STARTTLS, &[]);

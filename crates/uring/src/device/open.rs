@@ -22,6 +22,7 @@ const EMPTY_PROBE_BYTES: u64 = 1 << 20;
 
 /// Options for opening a device.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// Refuse writes; several readers may open the device at the same time, but no writer with
     /// them.
@@ -37,6 +38,15 @@ pub struct DeviceOptions {
 impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
         DeviceOptions { read_only: false, direct: true, patience: Duration::from_secs(10), array: None }
+    }
+}
+
+forkdisk::setters! {
+    DeviceOptions {
+        with_read_only read_only: bool,
+        with_direct direct: bool,
+        with_patience patience: Duration,
+        with_array array: impl Into<Option<Array>>,
     }
 }
 

@@ -225,19 +225,14 @@ async fn serve(
     device.pause(true);
     Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-5", 0)).await?;
     let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default().with_discard(false)).await?;
-    let options = VolumesOptions {
-        dir: dir.to_path_buf(),
-        uid: 0,
-        gid: 0,
-        alone: true,
-        gather,
-        show_snapshots: false,
-        async_direct: false,
-        syscall_helper: None,
-    };
+    let options = VolumesOptions::new(dir.to_path_buf(), 0, 0)
+        .with_alone(true)
+        .with_gather(gather)
+        .with_show_snapshots(false)
+        .with_async_direct(false)
+        .with_syscall_helper(None);
     let volumes = Volumes::new(pool.clone(), options);
-    let session =
-        Session::mount(rt, volumes, dir, &MountOptions { source: "bench".into(), ..Default::default() }).await?;
+    let session = Session::mount(rt, volumes, dir, &MountOptions::default().with_source("bench")).await?;
     let handle = session.handle();
     let serving = rt.spawn(session.serve());
     let woken = Watched::new(rt, woken);

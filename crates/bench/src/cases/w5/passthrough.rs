@@ -25,7 +25,7 @@ struct Passthrough {
 /// Mounts the file at `path` at `dir`, where it is called [`NAME`].
 pub async fn mount(rt: &Rt, path: &Path, dir: &Path) -> Result<(SessionHandle, JoinHandle<forkdisk::Result<()>>)> {
     let device = UringDevice::open(rt, path, &DeviceOptions::default())?;
-    let options = MountOptions { source: "passthrough".into(), ..MountOptions::default() };
+    let options = MountOptions::default().with_source("passthrough");
     let session = Session::mount(rt, Rc::new(Passthrough { device }), dir, &options).await?;
     let handle = session.handle();
     Ok((handle, rt.spawn(session.serve())))

@@ -41,6 +41,7 @@ use nodes::{Node, Nodes};
 
 /// Options of a mounted pool.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VolumesOptions {
     /// Mount point, now or in future.
     pub dir: PathBuf,
@@ -60,6 +61,33 @@ pub struct VolumesOptions {
     pub async_direct: bool,
     /// Helper for system calls on the mount itself; see [`Handler::syscall_helper`].
     pub syscall_helper: Option<SyscallHelper>,
+}
+
+forkdisk::setters! {
+    VolumesOptions {
+        with_alone alone: bool,
+        with_gather gather: GatherPolicy,
+        with_show_snapshots show_snapshots: bool,
+        with_async_direct async_direct: bool,
+        with_syscall_helper syscall_helper: impl Into<Option<SyscallHelper>>,
+    }
+}
+
+impl VolumesOptions {
+    /// A pool shown at `dir` beside other users of it; files without an owner belong to `uid` and `gid`. Nothing is
+    /// gathered, `.snapshots` is not listed, and there is no helper.
+    pub fn new(dir: impl Into<PathBuf>, uid: u32, gid: u32) -> VolumesOptions {
+        VolumesOptions {
+            dir: dir.into(),
+            uid,
+            gid,
+            alone: false,
+            gather: GatherPolicy::Off,
+            show_snapshots: false,
+            async_direct: false,
+            syscall_helper: None,
+        }
+    }
 }
 
 /// Numbers of operations that a pool does not support.

@@ -127,6 +127,7 @@ impl ServerHandle {
 
 /// A client that has chosen an export.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ClientInfo {
     /// The export's current name.
     pub export: String,

@@ -11,6 +11,7 @@ const SEVERAL_CONNECTIONS: usize = 4;
 /// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per
 /// request.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Most connections at a time; more are closed as soon as they are accepted.
     pub max_connections: usize,
@@ -72,5 +73,21 @@ impl ServerOptions {
         self.max_request_bytes = self.max_request_bytes.max(one);
         self.shared_memory = self.shared_memory.max(one);
         self
+    }
+}
+
+forkdisk::setters! {
+    ServerOptions {
+        with_max_connections max_connections: usize,
+        with_max_export_connections max_export_connections: usize,
+        with_handshake_timeout handshake_timeout: Duration,
+        with_max_requests max_requests: usize,
+        with_max_request_bytes max_request_bytes: usize,
+        with_connection_reserve connection_reserve: usize,
+        with_shared_memory shared_memory: usize,
+        with_started_requests started_requests: usize,
+        with_started_bytes started_bytes: usize,
+        with_stall_timeout stall_timeout: Duration,
+        with_drain_timeout drain_timeout: Duration,
     }
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 /// Connections of a server, now and since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerStatistics {
     /// Clients that are connected.
     pub connections: u64,
