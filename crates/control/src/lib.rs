@@ -27,6 +27,7 @@ mod origins;
 mod perform;
 mod reply;
 pub mod runtime_dir;
+mod schema;
 mod server;
 mod session;
 pub mod size;
@@ -45,5 +46,6 @@ pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
     Status, Usage, VolumeRecord,
 };
+pub use schema::schema;
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

@@ -8,18 +8,32 @@ use serde_json::Value;
 use crate::reply::{
     Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Usage, VolumeRecord,
 };
+use crate::schema::{Declared, Field};
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
 /// the pool's path; sizes are bytes.
 pub mod params {
     use super::{Deserialize, Serialize};
+    use crate::schema::{Declared, Field};
 
     macro_rules! parameters {
-        ($($(#[$doc:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $kind:ty),* $(,)? })*) => {
-            $($(#[$doc])*
+        ($($(#[doc = $about:literal])* $name:ident {
+            $($(#[doc = $doc:literal])* $(#[serde($($serde:tt)*)])? $field:ident: $kind:ty),* $(,)?
+        })*) => {
+            $($(#[doc = $about])*
             #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
             #[serde(deny_unknown_fields)]
-            pub struct $name { $($(#[$field_meta])* pub $field: $kind),* })*
+            pub struct $name { $($(#[doc = $doc])* $(#[serde($($serde)*)])? pub $field: $kind),* }
+
+            impl Declared for $name {
+                const ABOUT: &'static str = concat!($($about),*);
+                const FIELDS: &'static [Field] = &[$(Field {
+                    name: stringify!($field),
+                    kind: stringify!($kind),
+                    serde: stringify!($($($serde)*)?),
+                    doc: concat!($($doc),*),
+                }),*];
+            })*
         };
     }
 
@@ -349,6 +363,10 @@ macro_rules! methods {
             pub fn method(&self) -> &'static str {
                 match self { $(Request::$params(_) => $name),* }
             }
+
+            /// Every method: its name, what it does, and its parameters.
+            pub(crate) const DECLARED: &'static [(&'static str, &'static str, &'static [Field])] =
+                &[$(($name, <params::$params as Declared>::ABOUT, <params::$params as Declared>::FIELDS)),*];
 
             /// Returns the parameters as JSON.
             pub(crate) fn params(&self) -> serde_json::Result<Value> {
