@@ -83,7 +83,7 @@ deny:
 
 # Packages the published crates and builds each from its package, as `cargo publish` would, without uploading.
 publish-check:
-	scripts/publish-check
+	scripts/publish-check $(TARGET)
 
 # Checks the published crates with the oldest compiler that they support. Installs it by rustup if it is missing.
 msrv:
