@@ -96,6 +96,14 @@ impl Catalog {
         Some((editor, &volume.record))
     }
 
+    /// An editor together with the record of `id`, which has a handle.
+    pub fn handle_editor(&mut self, id: VolumeId) -> (Editor<'_>, &VolumeRecord) {
+        let record = self.directory.of_handle(id);
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
+        (editor, record)
+    }
+
     /// An editor of tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());

@@ -13,10 +13,10 @@ impl Catalog {
     /// Refuses `more` pages that a volume does not refer to yet if they exceed its quota; `claimed` pages are
     /// promised to writes under way.
     pub fn admits(&self, id: VolumeId, claimed: u64, more: u64) -> std::result::Result<(), Failure> {
-        let volume = self.directory.get(id).expect("a volume with a handle is not removed");
+        let record = self.directory.of_handle(id);
         let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { claimed };
-        let pages = volume.record.referenced + claimed + more;
-        match volume.record.quota {
+        let pages = record.referenced + claimed + more;
+        match record.quota {
             0 => Ok(()),
             _ if more == 0 => Ok(()),
             quota if pages <= quota / PAGE_SIZE as u64 => Ok(()),

@@ -246,6 +246,7 @@ async fn begin_copy<D: Device>(
         plan.copies.iter().for_each(|copy| alloc::return_pages(&mut meta.space, copy.to, copy.len));
         return Err(ended);
     }
+    plan.check();
     if planted(Bug::RecordBeforeCopy) {
         publish(origin, store, &plan).await.map_err(EditError::Error)?;
         store.clone().commit().await.map_err(EditError::Error)?;

@@ -96,6 +96,13 @@ impl CopyPlan {
         Ok(())
     }
 
+    /// Asserts that no copy leaves its block, in the origin or in the pool.
+    pub fn check(&self) {
+        let within = |index: usize, len: u64| len > 0 && index as u64 + len <= BLOCK_PAGES;
+        let is_whole = |copy: &PageCopy| within(copy.at.index(), copy.len) && within(copy.to.index(), copy.len);
+        assert!(self.copies.iter().all(is_whole), "a copy stays within a block");
+    }
+
     /// Pages allocated for it.
     pub fn pages(&self) -> u64 {
         self.copies.iter().map(|copy| copy.len).sum()

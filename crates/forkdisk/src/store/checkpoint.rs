@@ -384,6 +384,10 @@ pub(super) async fn write_counts<D: Device>(store: &Rc<Store<D>>) -> Result<Writ
 /// Writes pages; contiguous ones in one request.
 async fn write_pages<D: Device>(store: &Rc<Store<D>>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
     pages.sort_by_key(|&(at, _)| at);
+    assert!(pages.windows(2).all(|two| two[0].0 < two[1].0), "a page of metadata is written once at a time");
+    let end = store.meta.borrow().space.layout().pages();
+    let is_inside = |at: &PageAddr| at.0 < end && !SUPERBLOCK_PAGES.contains(at);
+    assert!(pages.iter().all(|(at, _)| is_inside(at)), "metadata is written inside of the pool");
     let mut buf = store.device.buffer(pages.len() * PAGE_SIZE);
     let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
     for (i, (page, bytes)) in pages.iter().enumerate() {
@@ -415,6 +419,7 @@ async fn write_superblock_slot<D: Device>(store: &Rc<Store<D>>, superblock: &Sup
     let at = SUPERBLOCK_PAGES[slot];
     let mut buf = store.device.buffer(PAGE_SIZE);
     superblock.encode(at, &mut buf);
+    assert!(Superblock::decode(at, &buf).as_ref() == Ok(superblock), "a superblock is read as it was written");
     loop {
         store.counters.metadata_writes.add_one(PAGE_SIZE as u64);
         let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };

@@ -8,14 +8,13 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use smallvec::SmallVec;
-
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
 use crate::store::{checkpoint, host_enospc, times};
 use crate::sync::Event;
+use crate::types::PAGE_SIZE;
 
 use super::Store;
 
@@ -208,7 +207,10 @@ pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
 }
 
 async fn write_groups<D: Device>(store: &Store<D>, groups: Outgoing) -> Result<()> {
-    let segments: SmallVec<_> = store.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
+    let segments: Segments = store.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
+    let is_page = |bytes: u64| bytes.is_multiple_of(PAGE_SIZE as u64);
+    assert!(is_page(groups.position) && is_page(groups.bytes.len() as u64), "a group takes whole pages");
+    assert_eq!(segments.iter().map(|s| s.len).sum::<usize>(), groups.bytes.len(), "a group is written as a whole");
     let mut buf: Buf = store.device.buffer(groups.bytes.len());
     buf.copy_from_slice(&groups.bytes);
     let mut waited = false;

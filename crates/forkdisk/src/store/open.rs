@@ -458,7 +458,7 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
 /// Whether memory has changes that the last superblock does not lead to.
 fn has_changes<D: Device>(store: &Store<D>) -> bool {
     let meta = store.meta.borrow();
-    (meta.tables.unwritten() > 0 || meta.directory.is_changed() || meta.space.dirty_bytes() > 0)
+    (meta.tables.unwritten() > 0 || meta.directory.changed_pages() > 0 || meta.space.dirty_bytes() > 0)
         || meta.copier != store.superblock.borrow().copier
 }
 

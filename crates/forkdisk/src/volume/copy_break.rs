@@ -74,7 +74,7 @@ impl WritePlan {
     ) -> std::result::Result<bool, Failure> {
         let Some(chunk) = self.copying else { return Ok(false) };
         let first = page.0 / chunk * chunk;
-        let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
+        let (mut editor, record) = meta.handle_editor(id);
         let end = (first + chunk).min(pages_of(record.size)).max(page.0 + 1);
         let (mut runs, mut shared, mut at) = (Vec::new(), false, first);
         while at < end {

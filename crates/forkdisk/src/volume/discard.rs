@@ -1,5 +1,6 @@
 //! Making holes: TRIM and WRITE ZEROES.
 
+use crate::catalog::Failure;
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
@@ -74,7 +75,7 @@ impl<D: Device> Volume<D> {
         let rest = (size.next_multiple_of(PAGE_BYTES) - size) as usize;
         let last = VirtualPage(size / PAGE_BYTES);
         let mapped = self.store.retry_no_alloc(|meta| {
-            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+            let record = meta.directory.of_handle(self.id);
             Ok(lookup(&mut meta.tables, record, last, 1).map_err(Stop::from)?.data.is_some())
         });
         if rest == 0 || !mapped.await? {
@@ -97,7 +98,7 @@ impl<D: Device> Volume<D> {
             self.store.check_writable().map_err(EditError::Error)?;
             let step = self.store.retry_on_miss(|meta| {
                 let _ = meta.reserve(Need::Step)?;
-                let (mut editor, record) = meta.editor_for(self.id).expect("a volume with a handle is not removed");
+                let (mut editor, record) = meta.editor_for(self.id).ok_or(Failure::Gone)?;
                 let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
                 meta.journal.append(&Record::Unmap { volume: self.id, at: VirtualPage(at), len: next.0 - at });
                 Ok(next.0)

@@ -45,8 +45,7 @@ impl<D: Device> Volume<D> {
             let (run, shared) = self
                 .store
                 .retry_no_alloc(|meta| {
-                    let (mut editor, record) =
-                        meta.read_editor(self.id).expect("a volume with a handle is not removed");
+                    let (mut editor, record) = meta.handle_editor(self.id);
                     let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
                     let young = !self.read_only && run.data.is_some_and(|(_, birth)| birth > record.shared_at);
                     let shared = run.data.is_some() && !young && !editor.is_alone(record, first)?;

@@ -90,7 +90,7 @@ impl WritePlan {
         if !self.start.is_multiple_of(self.unit) || !self.end.is_multiple_of(self.unit) {
             return false;
         }
-        let record = &meta.directory.get(id).expect("a volume with a handle is not removed").record;
+        let record = meta.directory.of_handle(id);
         while self.next < self.end {
             let page = self.next / PAGE_BYTES;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE_BYTES) - page) {
@@ -110,6 +110,14 @@ impl WritePlan {
         }
         debug_assert!(self.partials.is_empty(), "whole units need no completion");
         true
+    }
+
+    /// Asserts that the plan has a place for every byte.
+    pub fn check(&self) {
+        assert_eq!(self.next, self.end, "a plan goes to the end of its write");
+        let planned: u64 = self.segments.iter().map(|s| s.len as u64).sum();
+        let partial: u64 = self.partials.iter().map(|partial| partial.len as u64).sum();
+        assert!(!self.copies.is_empty() || planned + partial == self.end - self.start, "each byte has one place");
     }
 
     /// Pages allocated for it that no map has.
@@ -147,7 +155,7 @@ impl WritePlan {
             let max = if whole { self.whole_pages(page) } else { 1 };
             let held = descent::last_shared_at(&meta.directory, id);
             let checkpoint = meta.checkpoint_pages();
-            let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
+            let (mut editor, record) = meta.handle_editor(id);
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;

@@ -79,7 +79,7 @@ impl<D: Device> Volume<D> {
             let (next, found) = self
                 .store
                 .retry_no_alloc(|meta| {
-                    let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+                    let record = meta.directory.of_handle(self.id);
                     let mut next = at;
                     for _ in 0..LOOKUPS_PER_STEP {
                         let run =
@@ -133,7 +133,7 @@ impl<D: Device> Volume<D> {
     /// The first page in `at..end` that the volume has, else `end`.
     async fn next_own_page(&self, at: u64, end: u64) -> Result<u64> {
         let own = self.store.retry_no_alloc(|meta| {
-            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+            let record = meta.directory.of_handle(self.id);
             let mut next = at;
             while next < end {
                 let run = lookup(&mut meta.tables, record, VirtualPage(next), end - next).map_err(Stop::from)?;

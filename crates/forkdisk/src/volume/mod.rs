@@ -195,7 +195,7 @@ impl<D: Device> Volume<D> {
     }
 
     fn record<'a>(&self, meta: &'a Catalog) -> &'a VolumeRecord {
-        &meta.directory.get(self.id).expect("a volume with a handle is not removed").record
+        meta.directory.of_handle(self.id)
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {

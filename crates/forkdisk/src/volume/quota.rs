@@ -33,7 +33,7 @@ impl<D: Device> Volume<D> {
 }
 
 fn run_at(meta: &mut Catalog, id: VolumeId, at: VirtualPage, max: u64) -> Result<Run, Failure> {
-    let record = &meta.directory.get(id).expect("a volume with a handle is not removed").record;
+    let record = meta.directory.of_handle(id);
     Ok(lookup(&mut meta.tables, record, at, max).map_err(Stop::from)?)
 }
 

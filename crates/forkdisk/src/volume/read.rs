@@ -81,7 +81,7 @@ impl<D: Device> Volume<D> {
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.store.generations.enter();
         let planned = self.store.retry_no_alloc(|meta| {
-            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+            let record = meta.directory.of_handle(self.id);
             let (mut at, end) = (offset, offset + buf.len() as u64);
             let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
             while at < end {

@@ -60,7 +60,7 @@ impl<D: Device> Volume<D> {
             }
             let first = VirtualPage(at / PAGE_BYTES);
             let run = self.store.retry_no_alloc(|meta| {
-                let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+                let record = meta.directory.of_handle(self.id);
                 Ok(lookup(&mut meta.tables, record, first, end.div_ceil(PAGE_BYTES) - first.0).map_err(Stop::from)?)
             });
             let run = run.await?;
@@ -97,7 +97,7 @@ impl<D: Device> Volume<D> {
     /// lost its other references long before its neighbours.
     async fn sharing_of(&self, first: VirtualPage, max: u64) -> Result<(u64, Sharing)> {
         let step = self.store.retry_no_alloc(|meta| {
-            let (mut editor, record) = meta.read_editor(self.id).expect("a volume with a handle is not removed");
+            let (mut editor, record) = meta.handle_editor(self.id);
             let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
             let Some((_, birth)) = run.data else {
                 let through = match self.backing() {

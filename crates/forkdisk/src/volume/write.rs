@@ -137,6 +137,7 @@ impl<D: Device> Volume<D> {
             Ok(guard) => guard,
             Err(e) => return (Err(e), buf, false),
         };
+        work.plan.check();
         let (result, buf) = if work.plan.copies.is_empty() {
             // Compose: complete pages that are written in part.
             match self.compose(&work, &buf).await {

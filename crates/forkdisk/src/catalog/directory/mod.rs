@@ -210,6 +210,14 @@ impl Directory {
         Ok(())
     }
 
+    /// The record of a volume that has a handle: it is not removed before its last handle is gone.
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    pub fn of_handle(&self, id: VolumeId) -> &VolumeRecord {
+        &self.get(id).expect("a volume with a handle is not removed").record
+    }
+
     pub fn get(&self, id: VolumeId) -> Option<&CatalogEntry> {
         self.volumes.get(&id).map(|volume| &**volume)
     }
@@ -329,11 +337,6 @@ impl Directory {
     pub fn moved_roots(&self) -> Vec<VolumeId> {
         let slots = |&page: &u64| page * SLOTS_PER_PAGE as u64..(page + 1) * SLOTS_PER_PAGE as u64;
         self.frozen.union(&self.changed).flat_map(|page| self.by_slot.range(slots(page)).map(|(_, &id)| id)).collect()
-    }
-
-    /// Whether anything changed since the last checkpoint.
-    pub fn is_changed(&self) -> bool {
-        !self.changed.is_empty()
     }
 
     /// Whether this volume's page changed since the last checkpoint.
