@@ -44,6 +44,8 @@ pub struct Live {
     pub locks: Rc<RangeLocks>,
     /// Writes accepted and not yet submitted.
     pub write_queue: Rc<WriteQueue<Buf>>,
+    /// What the latest write said: more writes follow. For a request that merges several.
+    pub more: Cell<bool>,
     /// Chunks being copied by a break.
     pub breaks: RefCell<Vec<Rc<InflightBreak>>>,
     /// Pages being completed with contents of the backing.

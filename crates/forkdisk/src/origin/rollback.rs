@@ -137,11 +137,12 @@ impl<D: Device> Origin<D> {
             return;
         }
         self.rollback_task.stop.set(false);
-        let (origin, store) = (self.clone(), store.clone());
+        // The layers above last as long as the task: they free the space of snapshots that it drops.
+        let (origin, store, above) = (self.clone(), store.clone(), store.hooks.get());
         let runtime = store.runtime.clone();
         runtime.spawn(Box::pin(async move {
             roll(&origin, &store).await;
-            drop(store);
+            drop((store, above));
             origin.rollback_task.running.set(false);
             origin.rollback_task.changed.notify();
         }));

@@ -1,5 +1,6 @@
 //! Protecting a device, opening and closing it, and ending the protection.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use smallvec::smallvec;
@@ -149,17 +150,26 @@ impl<D: Device> Origins<D> {
         let identity = Identity { modified, fingerprint: 0 };
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
-        let id = store
+        let registered = Cell::new(None);
+        let made = store
             .verb_of_parts(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
                 let protect = Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity };
                 // Registered as soon as the name exists, so that no other device can be opened for it.
                 self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
+                registered.set(Some(id));
                 let settings = Record::SetOrigin { id, copy_ahead, when_full };
                 Ok((vec![protect, Record::Stamp { id, stamp }, settings], id))
             })
-            .await?;
+            .await;
+        // A refused record leaves no origin behind; its device is closed.
+        if let Some(id) = registered.get().filter(|_| made.is_err())
+            && store.meta.borrow().directory.get(id).is_none()
+        {
+            self.open.borrow_mut().remove(&id);
+        }
+        let id = made?;
         store.info(id)
     }
 

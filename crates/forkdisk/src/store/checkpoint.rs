@@ -236,8 +236,10 @@ fn start_checkpoint<D: Device>(store: &Rc<Store<D>>) {
         return;
     }
     let runtime = store.runtime.clone();
-    let store = store.clone();
+    // As for a commit.
+    let (store, above) = (store.clone(), store.hooks.get());
     runtime.spawn(Box::pin(async move {
+        let _above = above;
         if let Err(error) = checkpoint_once(&store).await {
             store.fail(&error);
         }

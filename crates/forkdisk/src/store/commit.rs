@@ -131,8 +131,10 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
         return;
     }
     let runtime = store.runtime.clone();
-    let store = store.clone();
+    // The layers above last as long as the task: it flushes their origins.
+    let (store, above) = (store.clone(), store.hooks.get());
     runtime.spawn(Box::pin(async move {
+        let _above = above;
         let commits = &store.commits;
         while commits.ended.get() < commits.asked.get() {
             commits.begun.set(commits.asked.get());

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::rc::{Rc, Weak};
 
 use crate::catalog::Catalog;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::LocalFuture;
 use crate::types::VolumeId;
 
@@ -26,7 +26,7 @@ pub trait Hooks {
     fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId);
 }
 
-/// The hooks of a store; none while the pool is being opened or dropped.
+/// The hooks of a store; none once the pool and its volumes were dropped.
 #[derive(Default)]
 pub struct StoreHooks(OnceCell<Weak<dyn Hooks>>);
 
@@ -61,7 +61,7 @@ impl StoreHooks {
     pub async fn wait_freed(&self) -> Result<()> {
         match self.get() {
             Some(hooks) => hooks.wait_freed().await,
-            None => Ok(()),
+            None => Err(Error::new(ErrorKind::Failed, "the pool has been dropped")),
         }
     }
 

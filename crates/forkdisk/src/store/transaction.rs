@@ -6,10 +6,10 @@
 
 use std::rc::Rc;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, directory};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, SLOTS_PER_PAGE};
+use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::space::Need;
 use crate::types::PAGE_SIZE;
@@ -61,8 +61,8 @@ fn admit_volumes(meta: &Catalog, parts: &[Record]) -> Result<()> {
     if volumes == 0 {
         return Ok(());
     }
-    // A page of the directory for each of its slots, and a table above it.
-    let pages = meta.checkpoint_pages() + 2 * (volumes.div_ceil(SLOTS_PER_PAGE) as u64 + 1);
+    // Each page of the directory that changes, that of the source among them, with a table above it.
+    let pages = meta.checkpoint_pages() + 2 * (directory::pages_for(&meta.directory, volumes) + 1);
     match meta.space.reserve(Need::Step, pages) {
         Ok(_) => Ok(()),
         Err(_) => {

@@ -92,7 +92,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Writes to a volume with a snapshot of an origin as backing: completes partial pages from the backing.
-    pub(super) async fn write_with_backing(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn write_with_backing(&self, offset: u64, buf: Buf, more: bool) -> (Result<()>, Buf) {
         if let Err(e) = self.refuse_during_rollback().await {
             return (Err(e), buf);
         }
@@ -100,13 +100,13 @@ impl<D: Device> Volume<D> {
         let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         if offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end == size) {
             let _pages = self.live.edges.lock(first..last, LockMode::Shared).await;
-            return self.write_unaligned(offset, buf, false).await;
+            return self.write_unaligned(offset, buf, more).await;
         }
         let pages = self.live.edges.lock(first..last, LockMode::Exclusive).await;
         if self.live.backing.is_removed() {
             // Other writes no longer hold the pages that they complete.
             drop(pages);
-            return self.write_unaligned(offset, buf, false).await;
+            return self.write_unaligned(offset, buf, more).await;
         }
         let start = first * PAGE_BYTES;
         let wide = self.store.device.buffer(((last * PAGE_BYTES).min(size) - start) as usize);
@@ -116,7 +116,7 @@ impl<D: Device> Volume<D> {
         }
         let at = (offset - start) as usize;
         wide[at..at + buf.len()].copy_from_slice(&buf);
-        (self.write_unaligned(start, wide, false).await.0, buf)
+        (self.write_unaligned(start, wide, more).await.0, buf)
     }
 
     /// Writes zeroes that hide the backing.
@@ -124,7 +124,7 @@ impl<D: Device> Volume<D> {
         let mut done = 0;
         while done < len {
             let n = ZERO_BUFFER_BYTES.min(len - done);
-            self.write_with_backing(offset + done, Buf::zeroed(n as usize)).await.0?;
+            self.write_with_backing(offset + done, Buf::zeroed(n as usize), false).await.0?;
             done += n;
         }
         Ok(())

@@ -25,11 +25,13 @@ impl<D: Device> Volume<D> {
         buf: Buf,
     ) -> (Result<()>, Buf) {
         let counters = &self.store.counters;
+        // The end of a merged request is that of the latest write.
+        let more = if work.merged.is_empty() { work.more } else { self.live.more.get() };
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &whole, &segments);
-                let write = self.submit(whole, segments, work.more);
+                let write = self.submit(whole, segments, more);
                 queued.submitted(&work.merged);
                 (write.await.0, buf)
             }
@@ -37,7 +39,7 @@ impl<D: Device> Volume<D> {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &buf, &segments);
-                let write = self.submit(buf, segments, work.more);
+                let write = self.submit(buf, segments, more);
                 queued.submitted(&work.merged);
                 write.await
             }

@@ -47,7 +47,7 @@ impl<D: Device> Volume<D> {
         let (result, buf) = match self.backing() {
             // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
             Backing::Origin(origin) => return Box::pin(origin.write(&self.store, offset, buf, fua)).await,
-            Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf)).await,
+            Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf, more)).await,
             Backing::None => self.write_unaligned(offset, buf, more).await,
         };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
@@ -68,6 +68,7 @@ impl<D: Device> Volume<D> {
             drop(held);
             return (self.device_error(offset, result), buf);
         }
+        self.live.more.set(more);
         Box::pin(self.write_queued(WriteRequest { offset, pages, more }, buf)).await
     }
 

@@ -355,6 +355,14 @@ impl Directory {
     }
 }
 
+/// Pages that become changed when this many volumes are added, besides those that are already.
+pub fn pages_for(directory: &Directory, volumes: usize) -> u64 {
+    let new = directory.slots..directory.slots + volumes as u64;
+    let slots = directory.free_slots.iter().copied().chain(new).take(volumes);
+    let pages: BTreeSet<u64> = slots.map(|slot| slot / SLOTS_PER_PAGE as u64).collect();
+    pages.difference(&directory.changed).count() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
