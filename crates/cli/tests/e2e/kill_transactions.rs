@@ -1,4 +1,5 @@
-//! Verbs on many names or properties whose daemon is killed meanwhile: all of it has happened, or nothing.
+//! A daemon is killed during verbs on many names or properties: after a restart all changes of a verb are there, or
+//! none.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

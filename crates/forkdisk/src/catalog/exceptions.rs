@@ -106,7 +106,7 @@ pub fn exception_run(
     }
 }
 
-/// Fate of a part of a piece whose snapshot was deleted.
+/// A part of a piece of a deleted snapshot, and whether the next older snapshot takes it over.
 struct PiecePart {
     page: u64,
     piece: Piece,

@@ -20,8 +20,8 @@ pub enum PageSource {
 }
 
 impl Catalog {
-    /// Source of page `at` of `id`, whose backing is `origin`, and of those behind it (at most `max`). The
-    /// backing ends at page `end`.
+    /// Returns where page `at` of `id` and the pages after it (at most `max`) come from. The backing of `id` is
+    /// `origin`, up to page `end`.
     pub fn source_of(
         &mut self,
         id: VolumeId,

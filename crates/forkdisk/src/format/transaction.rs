@@ -10,8 +10,8 @@ use super::cursor::{Append, Reader};
 pub(super) const KIND: u8 = 52;
 
 impl Record {
-    /// Whether it may be a part of a transaction: a change of names or properties, whose effect waits for no page
-    /// of metadata and so never stops half-way.
+    /// Whether it may be a part of a transaction: it changes names or properties, needs no page of metadata, and so
+    /// never stops half-way.
     pub fn is_part(&self) -> bool {
         matches!(
             self,

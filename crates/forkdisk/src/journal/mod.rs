@@ -68,7 +68,7 @@ pub struct Journal {
     pending_bytes: usize,
     recorded: u64,
     last_map: Option<usize>,
-    /// Pages whose contents recovery verifies.
+    /// Pages that recovery verifies by checksum.
     pub checksums: ChecksummedPages,
     /// The next record begins a batch: a mark lies before it.
     marked: bool,

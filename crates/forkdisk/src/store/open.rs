@@ -10,8 +10,8 @@ use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BreakPolicy, CopierSettings, CountEntry, GatherPolicy, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper,
-    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, count_log_page,
+    CopierSettings, CountEntry, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord, count_log_page,
     decode_directory_page, page_checksum,
 };
 use crate::journal::Journal;
@@ -242,34 +242,15 @@ impl<D: Device> Store<D> {
     }
 }
 
+/// The map of the directory, in the form of a volume's.
 fn directory_map(superblock: &Superblock) -> VolumeRecord {
     VolumeRecord {
-        id: NO_VOLUME,
-        state: VolumeState::Volume,
-        parent: NO_VOLUME,
-        name: "".into(),
-        origin: String::new(),
-        source: NO_VOLUME,
-        size: 0,
-        trim_end: 0,
         chunk: PAGE_SIZE as u64,
         referenced: superblock.directory_pages,
-        seams: 0,
         estimated: true,
         level: superblock.directory_level,
         root: superblock.directory,
-        shared_at: Epoch(0),
-        created: 0,
-        cursor: 0,
-        flags: Default::default(),
-        base: NO_VOLUME,
-        origin_record: None,
-        stamp: None,
-        break_policy: BreakPolicy::default(),
-        throttle: Throttle::NONE,
-        gather: GatherPolicy::Off,
-        quota: 0,
-        attributes: None,
+        ..VolumeRecord::empty(NO_VOLUME, "", 0)
     }
 }
 

@@ -67,7 +67,8 @@ fn admit_volumes(meta: &Catalog, parts: &[Record]) -> Result<()> {
         Ok(_) => Ok(()),
         Err(_) => {
             let [needs, has] = [pages, meta.space.available()].map(|pages| pages * PAGE_SIZE as u64);
-            let why = format!("{volumes} new volumes need {needs} bytes of free space at once, and the pool has {has}");
+            let new = if volumes == 1 { "1 new volume needs" } else { &format!("{volumes} new volumes need") };
+            let why = format!("{new} {needs} bytes of free space at once, and the pool has {has}");
             Err(Error::new(ErrorKind::NoSpace, format!("{why}; free some, grow the pool, or name fewer")))
         }
     }

@@ -163,7 +163,7 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
     })
 }
 
-/// Iterates over the volumes whose names come behind `after`, in the order of their names.
+/// Iterates over the volumes with names after `after`, sorted by name.
 fn volumes_after<'a>(directory: &'a Directory, after: &str) -> impl Iterator<Item = (&'a str, VolumeId)> + use<'a> {
     let behind = directory.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
     let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
