@@ -10,9 +10,8 @@ use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CopierSettings, CountEntry, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper,
-    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord, count_log_page,
-    decode_directory_page, page_checksum,
+    CopierSettings, CountEntry, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper, SLOTS_PER_PAGE,
+    SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord, count_log_page, decode_directory_page, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
