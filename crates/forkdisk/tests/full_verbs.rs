@@ -9,8 +9,8 @@ use std::time::Duration;
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
 use forkdisk::testing::Inline;
 use forkdisk::{
-    CreateOptions, Device, Error, ErrorKind, FormatOptions, Mode, OpenOptions, OriginFull, OriginPlace, Pool,
-    ProtectOptions, Runtime, SnapshotFlags, Volume, WriteFlags,
+    Attributes, CreateOptions, Device, Error, ErrorKind, FormatOptions, Mode, OpenOptions, OriginFull, OriginPlace,
+    Pool, ProtectOptions, Runtime, SnapshotFlags, Volume, WriteFlags,
 };
 
 const MIB: u64 = 1 << 20;
@@ -183,4 +183,112 @@ fn a_rollback_that_outlives_the_pool_drops_no_more_snapshots_than_it_has_to() {
         pool.snapshots_of("o").unwrap().into_iter().map(|info| info.name).collect::<Vec<_>>()
     };
     assert_eq!(left(true), left(false));
+}
+
+/// A full pool with volumes in many pages of the directory, and a folder.
+fn full_pool(tasks: &Inline, options: OpenOptions) -> (Pool<Watched>, Vec<String>) {
+    let device = Watched::new(64 * MIB, tasks);
+    let format = FormatOptions::new(64 * MIB, [5; 16], 1).with_journal(MIB);
+    tasks.run(Pool::format(&device, &format)).unwrap();
+    let pool = tasks.run(Pool::open(device, Rc::new(tasks.clone()), options)).unwrap();
+    let names: Vec<String> = (0..8000).map(|i| format!("folder/v{i}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    tasks.run(pool.create_all(&all, &CreateOptions::new(MIB, 1))).unwrap();
+    // One in each page of the directory.
+    let scattered: Vec<String> = names.into_iter().step_by(8).collect();
+    for name in &scattered {
+        let volume = pool.volume(name).unwrap();
+        tasks.run(volume.write(0, Buf::copy_of(&[7; PAGE]), false)).0.unwrap();
+    }
+    // Each checkpoint leaves what the one before it needed.
+    for i in 0..8 {
+        let name = format!("data{i}");
+        tasks.run(pool.create(&name, &CreateOptions::new(64 * MIB, 1))).unwrap();
+        assert_eq!(fill(tasks, &pool.volume(&name).unwrap()).kind(), ErrorKind::NoSpace);
+        tasks.run(pool.checkpoint()).unwrap();
+    }
+    (pool, scattered)
+}
+
+/// Every call either succeeds or is refused for lack of space; after each of them a checkpoint finds its space.
+fn check_each(what: &str, names: &[String], verb: impl Fn(&Inline, &Pool<Watched>, &str) -> forkdisk::Result<()>) {
+    let tasks = Inline::default();
+    let (pool, scattered) = full_pool(&tasks, OpenOptions::default());
+    let names = if names.is_empty() { &scattered } else { names };
+    let refused = names.iter().filter_map(|name| verb(&tasks, &pool, name).err());
+    for error in refused.collect::<Vec<_>>() {
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{what}: {error}");
+    }
+    let checkpoint = tasks.run(pool.checkpoint());
+    assert!(checkpoint.is_ok() && pool.mode() != Mode::Failed, "{what}: {checkpoint:?}");
+    tasks.run(pool.delete(&["data0"])).unwrap();
+    tasks.run(pool.wait_freed()).unwrap();
+    tasks.run(pool.close()).unwrap();
+}
+
+#[test]
+fn no_verb_of_one_record_fails_a_full_pool() {
+    let new: Vec<String> = (0..4000).map(|i| format!("new{i}")).collect();
+    let attributes = Attributes { mode: 0o600, ..Attributes::of_no_owner(1) };
+    check_each("snapshot", &[], |tasks, pool, name| tasks.run(pool.snapshot(&[(name, "s")], 1)).map(drop));
+    check_each("clone", &[], |tasks, pool, name| {
+        tasks.run(pool.clone_volume(name, &name.replace("folder/v", "c"), 1)).map(drop)
+    });
+    check_each("create", &new, |tasks, pool, name| tasks.run(pool.create(name, &CreateOptions::new(MIB, 1))).map(drop));
+    check_each("rename", &[], |tasks, pool, name| tasks.run(pool.rename(name, &format!("{name}x"))));
+    check_each("set", &[], |tasks, pool, name| tasks.run(pool.set_chunk(name, 8192)));
+    check_each("resize", &[], |tasks, pool, name| tasks.run(pool.resize(name, 2 * MIB)));
+    check_each("rename of a folder", &new[..200], |_, pool, name| {
+        pool.rename_folder("folder", name).or_else(|error| match error.kind() {
+            ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        })
+    });
+    check_each("new file", &new, |_, pool, name| {
+        pool.create_file(name, &CreateOptions::new(MIB, 1), attributes).map(drop)
+    });
+    check_each("new folder", &new, |_, pool, name| pool.create_folder(name, attributes, 1));
+    check_each("attributes", &[], |_, pool, name| {
+        let id = pool.volume(name).unwrap().id();
+        pool.set_attributes(id, attributes)
+    });
+    check_each("replaced file", &[], |_, pool, name| {
+        let other = name.replace("folder/v", "folder/v1");
+        pool.rename_file(name, &other, true).or_else(|error| match error.kind() {
+            ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        })
+    });
+}
+
+#[test]
+fn volumes_and_files_are_deleted_from_a_full_pool_one_by_one() {
+    let tasks = Inline::default();
+    let (pool, names) = full_pool(&tasks, OpenOptions::default());
+    let (half, rest) = names.split_at(names.len() / 2);
+    for name in half {
+        tasks.run(pool.delete(&[name])).unwrap();
+    }
+    for name in rest {
+        pool.remove_file(name).unwrap();
+        tasks.run(pool.flush()).unwrap();
+    }
+    tasks.run(pool.wait_freed()).unwrap();
+    tasks.run(pool.close()).unwrap();
+}
+
+/// Writes in place take no space; the times of their volumes must not either.
+#[test]
+fn times_of_writes_in_place_do_not_fail_a_full_pool() {
+    let tasks = Inline::default();
+    let (pool, names) = full_pool(&tasks, OpenOptions::default().with_clock(Some(|| 7)));
+    let volumes: Vec<_> = names.iter().map(|name| pool.volume(name).unwrap()).collect();
+    for volume in &volumes {
+        tasks.run(volume.write(0, Buf::copy_of(&[8; PAGE]), false)).0.unwrap();
+    }
+    tasks.run(pool.create("a", &CreateOptions::new(MIB, 1))).unwrap();
+    let checkpoint = tasks.run(pool.checkpoint());
+    assert!(checkpoint.is_ok() && pool.mode() != Mode::Failed, "{checkpoint:?}");
+    drop(volumes);
+    tasks.run(pool.close()).unwrap();
 }

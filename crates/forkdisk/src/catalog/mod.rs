@@ -1,6 +1,7 @@
 //! The catalog: all metadata of a pool, and the effect of each journal record on it. Pure state, without I/O: a
 //! section that misses a page of metadata stops with a [`Failure`], and the store loads the page and repeats it.
 
+mod admission;
 mod apply;
 mod changes;
 pub mod directory;
@@ -21,6 +22,7 @@ use crate::planted::{Bug, planted};
 use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
+pub use admission::admit;
 pub use changes::Changes;
 pub use directory::{CatalogEntry, Chain, Directory, NAME_MARKS, check_volume_name, is_name_character};
 pub use exceptions::{ExceptionView, exception_run};
@@ -49,6 +51,9 @@ pub struct Catalog {
     /// Damaged count pages of such a pool, each once.
     pub lost_counts: Vec<Error>,
 }
+
+/// On a nearly full pool a checkpoint begins when it has at least this many pages to write.
+const MIN_CHECKPOINT_PAGES: u64 = 20;
 
 /// Whether more metadata may become dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +155,12 @@ impl Catalog {
     pub fn checkpoint_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
         (self.tables.dirty() + self.directory.changed_pages() * 2 + 8) as u64
+    }
+
+    /// Whether the pool is nearly full, and a checkpoint now would leave more space to the next verbs.
+    pub fn is_short_of_space(&self) -> bool {
+        let checkpoint = self.checkpoint_pages();
+        checkpoint >= MIN_CHECKPOINT_PAGES && self.space.unreserved(checkpoint) == 0
     }
 
     /// Admits what takes free pages; see [`Space::reserve`].

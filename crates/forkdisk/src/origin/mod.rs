@@ -37,6 +37,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, VolumeRecord};
 use crate::planted::{Bug, planted};
+use crate::store::publish::publish_admitted;
 use crate::store::{Store, deleted_error};
 use crate::sync::{Flushes, LockMode, RangeLocks};
 use crate::types::VolumeId;
@@ -84,10 +85,10 @@ pub struct WriteIntent {
 }
 
 impl<D: Device> Origin<D> {
-    fn new(id: VolumeId, device: D, size: u64, chunk: u64, written: u32) -> Origin<D> {
+    fn new(id: VolumeId, device: Rc<D>, size: u64, chunk: u64, written: u32) -> Origin<D> {
         Origin {
             id,
-            device: Rc::new(device),
+            device,
             size,
             chunk,
             locks: Rc::default(),
@@ -186,7 +187,7 @@ impl<D: Device> Origins<D> {
             let mut meta = self.store.meta.borrow_mut();
             let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();
             if !ids.is_empty() {
-                self.store.publish(&mut meta, &Record::Delete { ids })?;
+                publish_admitted(&self.store, &mut meta, &Record::Delete { ids })?;
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::{Bug, planted};
+use crate::store::publish::publish_admitted;
 use crate::store::{Store, deleted_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
@@ -150,17 +151,20 @@ impl<D: Device> Origins<D> {
         let identity = Identity { modified, fingerprint: 0 };
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
-        let registered = Cell::new(None);
+        let (device, registered) = (Rc::new(device), Cell::new(None));
         let made = store
             .verb_of_parts(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                let protect = Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity };
+                let (name, path) = (name.to_string(), path.clone());
+                let protect = Record::Protect { id, name, path, size, chunk, now, identity };
                 // Registered as soon as the name exists, so that no other device can be opened for it.
-                self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
-                registered.set(Some(id));
+                if let Some(refused) = registered.replace(Some(id)) {
+                    self.open.borrow_mut().remove(&refused);
+                }
+                self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device.clone(), size, chunk, 0)));
                 let settings = Record::SetOrigin { id, copy_ahead, when_full };
-                Ok((vec![protect, Record::Stamp { id, stamp }, settings], id))
+                Ok((vec![protect, Record::Stamp { id, stamp: stamp.clone() }, settings], id))
             })
             .await;
         // A refused record leaves no origin behind; its device is closed.
@@ -169,8 +173,7 @@ impl<D: Device> Origins<D> {
         {
             self.open.borrow_mut().remove(&id);
         }
-        let id = made?;
-        store.info(id)
+        store.info(made?)
     }
 
     /// Opens the device of an origin, found at `place`, with the accepted `change`, and
@@ -210,7 +213,7 @@ impl<D: Device> Origins<D> {
             }
         }
         let written = record.stamp.as_ref().map_or(u32::MAX, |stamp| stamp.written);
-        let mut origin = Origin::new(id, device, size, record.chunk, written);
+        let mut origin = Origin::new(id, Rc::new(device), size, record.chunk, written);
         if !store.options.read_only {
             // After a kill, written data may be in a volatile cache only: flush, so that what is read and
             // stamped from now on stays.
@@ -421,7 +424,7 @@ async fn identify<D: Device>(
     store
         .verb_of_parts(|meta| {
             let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
-            let stamp = stamp.map(|stamp| Record::Stamp { id, stamp });
+            let stamp = stamp.clone().map(|stamp| Record::Stamp { id, stamp });
             Ok((stamp.into_iter().chain([Record::Identify { id, clean, identity, path }]).collect(), ()))
         })
         .await
@@ -449,7 +452,7 @@ impl<D: Device> Origin<D> {
             return Ok(());
         }
         let mut meta = store.meta.borrow_mut();
-        store.publish(&mut meta, &Record::ZonesWritten { id: self.id, zones })?;
+        publish_admitted(store, &mut meta, &Record::ZonesWritten { id: self.id, zones })?;
         self.sample.note(zones);
         self.noted_until.set(meta.journal.next());
         Ok(())

@@ -27,6 +27,11 @@ pub enum Child {
     Folder(Option<Attributes>, u64),
 }
 
+/// The attributes without the bits of the mode that tell a kind of file.
+fn permission_bits_of(attributes: Attributes) -> Attributes {
+    Attributes { mode: attributes.mode & 0o7777, ..attributes }
+}
+
 fn missing(name: &str) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no volume or folder {name:?}"))
 }
@@ -86,7 +91,16 @@ impl<D: Device> Pool<D> {
         names::last_snapshot_names(&self.store.meta.borrow().directory, volume, most)
     }
 
-    /// Creates and opens an empty volume.
+    /// To be awaited before the verbs of this module that change something: on a nearly full pool it writes a
+    /// checkpoint, after which they need less space.
+    pub async fn prepare_verb(&self) {
+        if self.store.check_writable().is_ok() && self.store.meta.borrow().is_short_of_space() {
+            // The verb itself tells what is wrong.
+            let _ = self.store.clone().checkpoint().await;
+        }
+    }
+
+    /// Creates and opens an empty volume with these attributes.
     ///
     /// # Errors
     /// `Exists` if the name is taken, `Invalid` for a bad name or option; and those of
@@ -98,13 +112,12 @@ impl<D: Device> Pool<D> {
         let id = self.store.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
-            let CreateOptions { size, chunk, now, .. } = *options;
-            Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
+            let CreateOptions { size, chunk, now, gather, .. } = *options;
+            let create = Record::Create { id, name: name.to_string(), size, chunk, now };
+            let attributes = Record::SetAttributes { id, attributes: Some(permission_bits_of(attributes)) };
+            let gather = (gather != GatherPolicy::Off).then_some(Record::SetGather { id, gather });
+            Ok((Record::Transaction { parts: [create, attributes].into_iter().chain(gather).collect() }, id))
         })?;
-        self.set_attributes(id, attributes)?;
-        if options.gather != GatherPolicy::Off {
-            self.store.note(|_| Ok((Record::SetGather { id, gather: options.gather }, ())))?;
-        }
         self.volume_by_id(id)
     }
 
@@ -118,8 +131,7 @@ impl<D: Device> Pool<D> {
             Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
             Some(state) if state != VolumeState::Dead => {
                 self.store.live.borrow_mut().set_change_recorded(id);
-                let attributes = Attributes { mode: attributes.mode & 0o7777, ..attributes };
-                Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ()))
+                Ok((Record::SetAttributes { id, attributes: Some(permission_bits_of(attributes)) }, ()))
             }
             _ => Err(missing(&format!("number {}", id.0))),
         })

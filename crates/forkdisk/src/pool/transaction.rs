@@ -7,6 +7,7 @@ use crate::catalog::{Catalog, VolumeInfo, check_chunk, check_gather, check_quota
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, Throttle, VolumeState};
+use crate::store::transaction::retry_after_checkpoint;
 use crate::types::VolumeId;
 
 use super::{CreateOptions, Pool};
@@ -41,9 +42,7 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin or a
     /// bad name; and those of [changing](crate#errors).
     pub async fn clone_all(&self, source: &str, names: &[&str], now: u64) -> Result<Vec<VolumeInfo>> {
-        self.store.check_writable()?;
-        let ids = {
-            let mut meta = self.store.meta.borrow_mut();
+        let new_clones = |meta: &mut Catalog| {
             let record = &meta.directory.find(source)?.record;
             let from = record.id;
             if record.state == VolumeState::Origin {
@@ -51,16 +50,17 @@ impl<D: Device> Pool<D> {
                 return Err(Error::new(ErrorKind::Invalid, why));
             }
             check_new_names(&meta.directory, names)?;
-            let ids = new_ids(&meta, names.len());
+            let ids = new_ids(meta, names.len());
             let clone =
                 |(name, &id): (&&str, &VolumeId)| Record::Clone { source: from, id, name: name.to_string(), now };
-            self.store.publish_parts(&mut meta, names.iter().zip(&ids).map(clone).collect())?;
+            self.store.publish_parts(meta, names.iter().zip(&ids).map(clone).collect())?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
-                self.store.hooks.note_cloned(&meta, from, id);
+                self.store.hooks.note_cloned(meta, from, id);
             }
-            ids
+            Ok(ids)
         };
+        let ids = retry_after_checkpoint(&self.store, new_clones).await?;
         self.store.generations.barrier().await;
         let committed = self.store.clone().commit().await;
         for &id in &ids {

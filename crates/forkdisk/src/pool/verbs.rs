@@ -11,6 +11,7 @@ use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags,
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
+use crate::store::transaction::retry_after_checkpoint;
 use crate::store::{deleted_error, publish, times};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
@@ -85,10 +86,9 @@ impl<D: Device> Pool<D> {
         flags: SnapshotFlags,
         now: u64,
     ) -> Result<Vec<VolumeInfo>> {
-        self.store.check_writable()?;
         let mut origins = Vec::new();
-        let ids: Vec<VolumeId> = {
-            let mut meta = self.store.meta.borrow_mut();
+        let new_snapshots = |meta: &mut Catalog| {
+            origins.clear();
             let mut of = Vec::new();
             for &(source, name) in sources {
                 let volume = meta.directory.find(source)?;
@@ -97,7 +97,7 @@ impl<D: Device> Pool<D> {
                     _ => writable_volume(volume, source)?,
                 };
                 if volume.record.state == VolumeState::Origin {
-                    refuse_during_rollback(&meta, id)?;
+                    refuse_during_rollback(meta, id)?;
                     origins.push(self.origins.attached_with(&volume.record)?);
                 } else if flags.independent {
                     let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
@@ -113,16 +113,17 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            of.iter().for_each(|&(source, ..)| times::record_time(&self.store, &mut meta, source));
-            self.store.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
+            of.iter().for_each(|&(source, ..)| times::record_time(&self.store, meta, source));
+            self.store.publish(meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
             for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
                 origin.note_snapshots(&ids);
             }
-            ids
+            Ok(ids)
         };
+        let ids = retry_after_checkpoint(&self.store, new_snapshots).await?;
         // Planned writes in place end first; newer writes break already.
         if !planted(Bug::SnapshotIgnoresWriters) {
             self.store.generations.barrier().await;

@@ -14,6 +14,8 @@ use super::{Refusal, Space};
 pub enum Need {
     /// One step of a verb, of a discard or of the reaper: tables only.
     Step,
+    /// A verb that leads to free space: the tables that it changes are part of what the checkpoint writes.
+    Release,
     /// First writes to this many pages.
     Write(u64),
     /// Old contents of an origin, and pages of the ordered map beyond the headroom.
@@ -54,6 +56,7 @@ impl Space {
     pub fn reserve(&self, need: Need, checkpoint: u64) -> Result<Reservation, Refusal> {
         let pages = match need {
             Need::Step => checkpoint + STEP_PAGES,
+            Need::Release => checkpoint,
             Need::Write(pages) => checkpoint + WRITE_PAGES + pages,
             Need::CopyOut { pages, tables } => checkpoint + COPY_OUT_PAGES + tables + pages,
             Need::CopyAhead { pages, views } => 2 * (checkpoint + COPY_OUT_PAGES + views * (pages + COPY_OUT_PAGES)),
@@ -97,6 +100,7 @@ mod tests {
         let part = layout.pages() / MOVE_POOL_PART;
         let needs = [
             (Need::Step, 12),
+            (Need::Release, 0),
             (Need::Write(5), 53),
             (Need::CopyOut { pages: 5, tables: 7 }, 76),
             (Need::CopyAhead { pages: 5, views: 2 }, 2 * (100 + 64 + 2 * 69) - 100),

@@ -101,7 +101,10 @@ impl<D: Device> Store<D> {
             let meta = self.meta.borrow();
             let journal = meta.journal.used() + meta.journal.pending() as u64;
             let wanted = self.full.get() && meta.space.pending() > 0;
-            wanted || meta.is_filling(self.options.dirty) || journal > meta.journal.length() / 2
+            wanted
+                || meta.is_filling(self.options.dirty)
+                || meta.is_short_of_space()
+                || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
             start_checkpoint(self);

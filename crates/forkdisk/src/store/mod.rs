@@ -20,7 +20,7 @@ pub mod publish;
 mod replay;
 mod takeover;
 pub mod times;
-mod transaction;
+pub mod transaction;
 pub mod view;
 
 use std::cell::{Cell, RefCell};

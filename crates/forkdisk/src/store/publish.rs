@@ -2,38 +2,26 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo};
+use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo, admit};
 use crate::copier::Client;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::types::VolumeId;
+use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Store, changed_error, deleted_error};
 
 impl<D: Device> Store<D> {
-    /// Applies `record` and appends it to the journal; the caller commits.
+    /// Applies `record` and appends it to the journal; the caller commits. Refuses a record for which the next
+    /// checkpoint would find no space.
     pub fn publish(&self, meta: &mut Catalog, record: &Record) -> Result<()> {
-        let mut done = 0;
-        match meta.apply(record, &mut done) {
-            Ok(()) => {
-                update_live(self, meta, record);
-                meta.journal.append(record);
-                Ok(())
-            }
-            // Memory has a part of a transaction: nothing of that may become durable.
-            Err(failure) if done > 0 => Err(self.fail(&stopped_half_way(failure))),
-            Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
-            Err(Failure::Gone) => Err(deleted_error()),
-            Err(Failure::Changed) => Err(changed_error()),
-            Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
-            Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
-        }
+        admit(meta, record).map_err(|needs| unadmitted_error(meta, record, needs))?;
+        publish_admitted(self, meta, record)
     }
 
     /// Runs one verb: `decide` checks and returns the record, which is applied and made durable.
-    pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
+    pub async fn verb<T>(self: &Rc<Self>, mut decide: impl FnMut(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
         self.verb_of_parts(|meta| decide(meta).map(|(record, value)| (vec![record], value))).await
     }
 
@@ -85,6 +73,25 @@ impl<D: Device> Store<D> {
     }
 }
 
+/// Like [`Store::publish`], for a record whose space was admitted, or that cannot be refused.
+pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record: &Record) -> Result<()> {
+    let mut done = 0;
+    match meta.apply(record, &mut done) {
+        Ok(()) => {
+            update_live(store, meta, record);
+            meta.journal.append(record);
+            Ok(())
+        }
+        // Memory has a part of a transaction: nothing of that may become durable.
+        Err(failure) if done > 0 => Err(store.fail(&stopped_half_way(failure))),
+        Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
+        Err(Failure::Gone) => Err(deleted_error()),
+        Err(Failure::Changed) => Err(changed_error()),
+        Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
+        Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
+    }
+}
+
 /// Applies the effect of a record to open volumes.
 fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
     let mut live = store.live.borrow_mut();
@@ -105,6 +112,22 @@ fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
         }
         _ => {}
     }
+}
+
+fn unadmitted_error(meta: &Catalog, record: &Record, needs: u64) -> Error {
+    let has = meta.space.available() * PAGE_SIZE as u64;
+    let parts = if let Record::Transaction { parts } = record { &parts[..] } else { std::slice::from_ref(record) };
+    let is_new = |part: &&Record| matches!(part, Record::Create { .. } | Record::Clone { .. } | Record::Protect { .. });
+    let (what, fewer) = match (parts.iter().filter(is_new).count(), record) {
+        (0, Record::Snapshot { of, .. }) if of.len() > 1 => (format!("{} new snapshots need", of.len()), true),
+        (0, Record::Delete { ids }) if ids.len() > 1 => (format!("{} deletions need", ids.len()), true),
+        (0, _) => ("this change needs".to_string(), false),
+        (1, _) => ("1 new volume needs".to_string(), false),
+        (volumes, _) => (format!("{volumes} new volumes need"), true),
+    };
+    let fewer = if fewer { ", or name fewer" } else { "" };
+    let why = format!("{what} {needs} bytes of free space at once, and the pool has {has}");
+    Error::new(ErrorKind::NoSpace, format!("{why}; free some, grow the pool{fewer}"))
 }
 
 fn stopped_half_way(failure: Failure) -> Error {

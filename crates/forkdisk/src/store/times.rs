@@ -13,6 +13,7 @@ use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::format::{Attributes, Record, VolumeState};
 use crate::live::LastChange;
+use crate::space::Need;
 use crate::types::VolumeId;
 
 use super::Store;
@@ -56,6 +57,10 @@ pub fn record_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId
     take_time(store, meta, id);
     if store.live.borrow().get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
         return;
+    }
+    // On a full pool it waits until a checkpoint has written other pages.
+    if !meta.directory.has_changed(id) && meta.reserve(Need::Step).is_err() {
+        return store.times.volumes.borrow_mut().push(id);
     }
     let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
     store.live.borrow_mut().set_change_recorded(id);

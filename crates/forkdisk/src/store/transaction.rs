@@ -6,13 +6,11 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, directory};
+use crate::catalog::Catalog;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
-use crate::space::Need;
-use crate::types::PAGE_SIZE;
 
 use super::Store;
 
@@ -20,15 +18,14 @@ impl<D: Device> Store<D> {
     /// Runs one verb: `decide` checks and returns the records, which are applied together and made durable.
     pub async fn verb_of_parts<T>(
         self: &Rc<Self>,
-        decide: impl FnOnce(&mut Catalog) -> Result<(Vec<Record>, T)>,
+        mut decide: impl FnMut(&mut Catalog) -> Result<(Vec<Record>, T)>,
     ) -> Result<T> {
-        self.check_writable()?;
-        let value = {
-            let mut meta = self.meta.borrow_mut();
-            let (parts, value) = decide(&mut meta)?;
-            self.publish_parts(&mut meta, parts)?;
-            value
-        };
+        let value = retry_after_checkpoint(self, |meta| {
+            let (parts, value) = decide(meta)?;
+            self.publish_parts(meta, parts)?;
+            Ok(value)
+        })
+        .await?;
         self.clone().commit().await?;
         Ok(value)
     }
@@ -46,30 +43,27 @@ impl<D: Device> Store<D> {
                     self.publish(meta, part)
                 })
             }
-            _ => {
-                admit_volumes(meta, &parts)?;
-                self.publish(meta, &Record::Transaction { parts })
-            }
+            _ => self.publish(meta, &Record::Transaction { parts }),
         }
     }
 }
 
-/// Refuses a transaction of new volumes for which the next checkpoint would find no space.
-fn admit_volumes(meta: &Catalog, parts: &[Record]) -> Result<()> {
-    let is_new = |part: &&Record| matches!(part, Record::Create { .. } | Record::Clone { .. } | Record::Protect { .. });
-    let volumes = parts.iter().filter(is_new).count();
-    if volumes == 0 {
-        return Ok(());
-    }
-    // Each page of the directory that changes, that of the source among them, with a table above it.
-    let pages = meta.checkpoint_pages() + 2 * (directory::pages_for(&meta.directory, volumes) + 1);
-    match meta.space.reserve(Need::Step, pages) {
-        Ok(_) => Ok(()),
-        Err(_) => {
-            let [needs, has] = [pages, meta.space.available()].map(|pages| pages * PAGE_SIZE as u64);
-            let new = if volumes == 1 { "1 new volume needs" } else { &format!("{volumes} new volumes need") };
-            let why = format!("{new} {needs} bytes of free space at once, and the pool has {has}");
-            Err(Error::new(ErrorKind::NoSpace, format!("{why}; free some, grow the pool, or name fewer")))
-        }
-    }
+/// Runs `change`, a synchronous section that publishes. If that finds no space, once more after a checkpoint:
+/// what the checkpoint has written needs no space any more, and what it released is free.
+pub async fn retry_after_checkpoint<D: Device, T>(
+    store: &Rc<Store<D>>,
+    mut change: impl FnMut(&mut Catalog) -> Result<T>,
+) -> Result<T> {
+    store.check_writable()?;
+    let refused = match change(&mut store.meta.borrow_mut()) {
+        Err(error) if error.kind() == ErrorKind::NoSpace => error,
+        done => return done,
+    };
+    store
+        .clone()
+        .checkpoint()
+        .await
+        .map_err(|error| if error.kind() == ErrorKind::NoSpace { refused } else { error })?;
+    store.check_writable()?;
+    change(&mut store.meta.borrow_mut())
 }

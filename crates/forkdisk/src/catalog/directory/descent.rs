@@ -37,7 +37,7 @@ pub(super) fn inherit_source(directory: &mut Directory, id: VolumeId) {
 }
 
 /// Returns what was cloned from this volume or snapshot, directly or from a deleted clone.
-fn clones_of(directory: &Directory, id: VolumeId) -> impl Iterator<Item = VolumeId> {
+pub fn clones_of(directory: &Directory, id: VolumeId) -> impl Iterator<Item = VolumeId> + use<'_> {
     directory.descent.range((id, NO_VOLUME)..=(id, VolumeId(u64::MAX))).map(|&(_, clone)| clone)
 }
 

@@ -15,7 +15,8 @@ use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, Volum
 use crate::planted::{Bug, planted};
 use crate::types::VolumeId;
 
-pub use names::{NAME_MARKS, check_volume_name, is_name_character};
+pub use descent::clones_of;
+pub use names::{NAME_MARKS, check_volume_name, is_name_character, within_folder};
 
 /// The entry of a volume or snapshot in memory; [`Live`](crate::volume::Live) is separate.
 pub struct CatalogEntry {
@@ -355,12 +356,18 @@ impl Directory {
     }
 }
 
-/// Pages that become changed when this many volumes are added, besides those that are already.
-pub fn pages_for(directory: &Directory, volumes: usize) -> u64 {
+/// Returns the pages of this many new volumes that the next checkpoint does not write yet; a page with several of
+/// them is returned several times.
+pub fn unchanged_pages_of_new(directory: &Directory, volumes: usize) -> impl Iterator<Item = u64> {
     let new = directory.slots..directory.slots + volumes as u64;
-    let slots = directory.free_slots.iter().copied().chain(new).take(volumes);
-    let pages: BTreeSet<u64> = slots.map(|slot| slot / SLOTS_PER_PAGE as u64).collect();
-    pages.difference(&directory.changed).count() as u64
+    let pages = directory.free_slots.iter().copied().chain(new).take(volumes).map(|slot| slot / SLOTS_PER_PAGE as u64);
+    pages.filter(|page| !directory.changed.contains(page))
+}
+
+/// Returns the page of a volume that the next checkpoint does not write yet.
+pub fn unchanged_page_of(directory: &Directory, id: VolumeId) -> Option<u64> {
+    let page = directory.get(id)?.slot / SLOTS_PER_PAGE as u64;
+    (!directory.changed.contains(&page)).then_some(page)
 }
 
 #[cfg(test)]

@@ -21,12 +21,8 @@ enum Found {
 impl Directory {
     /// Renames a folder's record and everything in the folder.
     pub fn rename_folder(&mut self, from: &str, to: &str) {
-        let within = format!("{from}/");
-        let from_here = self.names.range((NO_VOLUME, from.into())..);
-        let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
-        let all = all.filter(|((_, name), _)| &**name == from || name.starts_with(&within));
         let moved: Vec<(VolumeId, String)> =
-            all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+            entries_within(self, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
         moved.iter().for_each(|(id, name)| self.rename(*id, name));
     }
 
@@ -161,6 +157,20 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
             None => Ok(()),
         }
     })
+}
+
+/// The names and numbers of a folder, if it has a record, and of everything in it.
+fn entries_within<'a>(directory: &'a Directory, folder: &'a str) -> impl Iterator<Item = (&'a str, VolumeId)> {
+    let within = format!("{folder}/");
+    let from_here = directory.names.range((NO_VOLUME, folder.into())..);
+    let all = from_here.take_while(move |((parent, name), _)| *parent == NO_VOLUME && name.starts_with(folder));
+    let all = all.filter(move |((_, name), _)| &**name == folder || name.starts_with(&within));
+    all.map(|((_, name), &id)| (&**name, id))
+}
+
+/// Returns the numbers of a folder, if it has a record, and of everything in it.
+pub fn within_folder<'a>(directory: &'a Directory, folder: &'a str) -> impl Iterator<Item = VolumeId> {
+    entries_within(directory, folder).map(|(_, id)| id)
 }
 
 /// Iterates over the volumes with names after `after`, sorted by name.

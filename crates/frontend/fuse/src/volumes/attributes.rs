@@ -32,6 +32,11 @@ pub fn fresh(mode: u32, uid: u32, gid: u32) -> Attributes {
     Attributes { mode: mode & 0o7777, uid, gid, accessed: time, modified: time, changed: time }
 }
 
+/// Ignores that a full pool has no space for a change.
+fn unless_full(changed: forkdisk::Result<()>) -> forkdisk::Result<()> {
+    changed.or_else(|error| if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) })
+}
+
 impl<D: Device> Volumes<D> {
     /// Returns the attributes of a file, with defaults for those that were never set.
     pub(super) fn known_or_default(&self, known: Option<Attributes>, mode: u32, created: u64) -> Attributes {
@@ -226,19 +231,20 @@ impl<D: Device> Volumes<D> {
     }
 
     /// Creates the folder's own record if it has none. That also keeps a folder when its last
-    /// volume is removed, as folders must.
+    /// volume is removed, as folders must. A full pool does not keep a file from being removed: then the folder
+    /// may go with it.
     pub(super) fn keep_folder(&self, path: &str) -> Outcome<()> {
         if path.is_empty() {
             return Ok(());
         }
         if let Child::Folder(None, _) = self.pool.child(path)? {
             let attributes = fresh(0o755, self.options.uid, self.options.gid);
-            self.pool.set_folder_attributes(path, attributes, now().seconds as u64)?;
+            unless_full(self.pool.set_folder_attributes(path, attributes, now().seconds as u64))?;
         }
         Ok(())
     }
 
-    /// Updates the times of a folder whose entries changed.
+    /// Updates the times of a folder whose entries changed, if the pool has space for that.
     pub(super) fn touch_folder(&self, path: &str) -> Outcome<()> {
         if path.is_empty() {
             self.root_changed.set(now());
@@ -247,7 +253,7 @@ impl<D: Device> Volumes<D> {
         if let Child::Folder(known, created) = self.pool.child(path)? {
             let (known, time) = (self.known_or_default(known, 0o755, created), now().as_nanos());
             let touched = Attributes { modified: time, changed: time, ..known };
-            self.pool.set_folder_attributes(path, touched, now().seconds as u64)?;
+            unless_full(self.pool.set_folder_attributes(path, touched, now().seconds as u64))?;
         }
         Ok(())
     }

@@ -196,6 +196,9 @@ impl<D: Device> Volumes<D> {
     /// Carries out an operation; replies when its changes survive a crash of this process.
     async fn answer(&self, header: Header, operation: Operation) -> Outcome {
         let changes = changes_names(&operation);
+        if changes {
+            self.pool.prepare_verb().await;
+        }
         let reply = self.carry_out(header, operation).await?;
         if changes {
             self.pool.wait_process_safe().await?;

@@ -1,0 +1,104 @@
+//! Admission of records of verbs: none of them leaves a directory that the next checkpoint cannot write (I9).
+
+use std::collections::BTreeSet;
+
+use crate::format::Record;
+use crate::space::{Need, Refusal};
+use crate::types::{PAGE_SIZE, VolumeId};
+
+use super::Catalog;
+use super::directory::{clones_of, unchanged_page_of, unchanged_pages_of_new, within_folder};
+
+/// What a record changes in the directory.
+#[derive(Default)]
+struct Effect {
+    /// Existing volumes that get other records.
+    changed: Vec<VolumeId>,
+    /// Number of new records.
+    new: usize,
+    /// Leads to free space: admitted down to the last page that the checkpoint does not need.
+    frees: bool,
+}
+
+/// Refuses `record` if the next checkpoint would find no space for it; `Err` has the bytes that are needed.
+pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
+    let mut effect = Effect::default();
+    collect(catalog, record, &mut effect);
+    let directory = &catalog.directory;
+    let of_changed = effect.changed.iter().filter_map(|&id| unchanged_page_of(directory, id));
+    let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
+    // With each page at most one path of tables of the directory's map; a table above a root that was too low.
+    let needed = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
+    let need = if effect.frees { Need::Release } else { Need::Step };
+    match catalog.space.reserve(need, needed) {
+        Ok(_) => Ok(()),
+        Err(Refusal::NoSpace | Refusal::Miss(_)) => Err(needed * PAGE_SIZE as u64),
+    }
+}
+
+fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
+    match record {
+        Record::Create { .. } | Record::CreateUnnamed { .. } | Record::MakeFolder { .. } | Record::Protect { .. } => {
+            effect.new += 1
+        }
+        Record::Snapshot { of, .. } => {
+            effect.changed.extend(of.iter().map(|&(source, ..)| source));
+            effect.new += of.len();
+        }
+        Record::Clone { source, .. } => {
+            effect.changed.push(*source);
+            effect.new += 1;
+        }
+        Record::Rollback { volume, .. } => {
+            effect.changed.push(*volume);
+            effect.new += 1;
+            effect.frees = true;
+        }
+        Record::Replace { volume, source, .. } => {
+            effect.changed.extend([*volume, *source]);
+            effect.new += 1;
+            effect.frees = true;
+        }
+        Record::Delete { ids } => {
+            effect.changed.extend(ids);
+            // What was cloned from it has another source from now on.
+            ids.iter().for_each(|&id| effect.changed.extend(clones_of(&catalog.directory, id)));
+            effect.frees = true;
+        }
+        Record::RenameOver { id, replaced, .. } => {
+            effect.changed.extend([*id, *replaced]);
+            effect.changed.extend(clones_of(&catalog.directory, *replaced));
+            effect.frees = true;
+        }
+        Record::RenameFolder { from, .. } => effect.changed.extend(within_folder(&catalog.directory, from)),
+        // A full pool must not keep origins from being opened, closed and rolled back.
+        Record::Unlink { id }
+        | Record::Resize { id, .. }
+        | Record::Flatten { id }
+        | Record::SetOrigin { id, .. }
+        | Record::Identify { id, .. }
+        | Record::Stamp { id, .. }
+        | Record::ZonesWritten { id, .. }
+        | Record::RollbackProgress { origin: id, .. } => {
+            effect.changed.push(*id);
+            effect.frees = true;
+        }
+        Record::Rename { id, .. }
+        | Record::NameVolume { id, .. }
+        | Record::SetChunk { id, .. }
+        | Record::SetCopying { id, .. }
+        | Record::SetQuota { id, .. }
+        | Record::SetAttributes { id, .. }
+        | Record::SetGather { id, .. } => effect.changed.push(*id),
+        Record::Grow { .. } => effect.frees = true,
+        Record::SetCopier { .. } => {}
+        Record::Transaction { parts } => parts.iter().for_each(|part| collect(catalog, part, effect)),
+        // Admitted by the pages that they take.
+        Record::Map { .. }
+        | Record::Unmap { .. }
+        | Record::CloneRange { .. }
+        | Record::CopyOut { .. }
+        | Record::ChunksRolledBack { .. }
+        | Record::Gather { .. } => {}
+    }
+}
