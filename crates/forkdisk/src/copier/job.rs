@@ -9,8 +9,10 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::device::Buf;
+use crate::format::{DataChecksum, data_checksum};
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
+use crate::types::{PAGE_BYTES, PageAddr};
 
 use super::gate::GateHold;
 use super::{Client, MAX_DESTINATIONS, Moved};
@@ -78,14 +80,15 @@ pub struct Job<D> {
     pub near: Range<u64>,
     /// Jobs that fail together: when one fails, nothing more of the others is written.
     pub group: JobGroup,
-    /// Called with what is being written, and its offset in the job; not for what a device clones.
-    pub observer: Option<DataObserver>,
+    /// Where checksums of what is written are put, for each place in the pool that is a destination; none for what
+    /// a device clones.
+    pub checksums: Vec<(PageAddr, DataChecksums)>,
     /// The job is written only when this gate is open.
     pub hold: Option<GateHold>,
 }
 
-/// See [`Job::observer`].
-pub type DataObserver = Rc<dyn Fn(u64, &[u8])>;
+/// Checksums of pages in the pool that were written, in the order of the writes.
+pub type DataChecksums = Rc<RefCell<Vec<DataChecksum>>>;
 
 /// See [`Job::group`]. By default a job has a separate group.
 #[derive(Clone, Default)]
@@ -130,7 +133,7 @@ pub(super) struct Progress {
     failure: RefCell<Option<CopyError>>,
     group: JobGroup,
     pub given: RefCell<Vec<ProvidedBytes>>,
-    pub checksum: Option<DataObserver>,
+    pub checksums: Vec<(PageAddr, DataChecksums)>,
     pub hold: Option<GateHold>,
     /// What its sub-jobs have done.
     pub moved: Cell<Moved>,
@@ -169,6 +172,15 @@ impl Progress {
     /// Whether all of it has been submitted to be written.
     fn is_written(&self) -> bool {
         self.submitted.get() == self.len
+    }
+
+    /// Notes the checksums of bytes that are written, from `at` bytes after the start of the job.
+    pub fn note_checksums(&self, at: u64, bytes: &[u8]) {
+        for (to, checksums) in &self.checksums {
+            let to = PageAddr(to.0 + at / PAGE_BYTES);
+            let pages = (bytes.len() as u64 / PAGE_BYTES) as u32;
+            checksums.borrow_mut().push(DataChecksum { to, pages, sum: data_checksum(to, bytes) });
+        }
     }
 
     /// Notes that everything before byte `end` has been submitted to be written.
@@ -271,7 +283,7 @@ impl<D> Job<D> {
             failure: RefCell::new(None),
             group: self.group.clone(),
             given: RefCell::default(),
-            checksum: self.observer.clone(),
+            checksums: self.checksums.clone(),
             hold: self.hold.clone(),
             moved: Cell::default(),
             ended: Cell::new(false),

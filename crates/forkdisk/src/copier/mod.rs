@@ -35,7 +35,7 @@ mod tests;
 pub use client::Client;
 pub use engine::Copier;
 pub use gate::{GateHold, WriteGate};
-pub use job::{CopyError, CopySource, DataObserver, Job, JobGroup, JobHandle, Piece, Place, ProvidedBytes};
+pub use job::{CopyError, CopySource, DataChecksums, Job, JobGroup, JobHandle, Piece, Place, ProvidedBytes};
 pub use stats::{CopyStats, Moved};
 
 use crate::format::COPIER_USERS;

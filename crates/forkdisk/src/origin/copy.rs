@@ -10,16 +10,16 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::catalog::exceptions;
+use crate::catalog::{Catalog, Failure, exceptions};
 use crate::copier::{
     Client, CopyError, CopySource, Job, JobGroup, JobHandle, MAX_DESTINATIONS, Piece, Place, WriteGate,
 };
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::format::{DataChecksum, Record, data_checksum};
+use crate::format::{DataChecksum, Record};
 use crate::planted::{Bug, planted};
 use crate::space::{Need, alloc};
-use crate::store::{EditError, Store, deleted_error, publish};
+use crate::store::{EditError, Retry, Store, deleted_error, publish};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
@@ -240,8 +240,21 @@ async fn begin_copy<D: Device>(
     let end = VirtualPage(end.div_ceil(origin.chunk) * chunk_pages).min(VirtualPage(origin.size.div_ceil(PAGE_BYTES)));
     let guard = store.generations.enter();
     let mut plan = CopyPlan::new(exceptions::copy_out_views(&store.meta.borrow(), origin.id), start, end);
-    store.retry_on_miss(|meta| plan.admit(meta, origin.id, chunk_pages)).await?;
-    if let Err(ended) = store.retry_on_miss(|meta| plan.advance(meta, origin.id, chunk_pages)).await {
+    let mut retry = Retry::new(store);
+    loop {
+        let admitted = plan.admit(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
+        if let Some(ended) = retry.after(admitted).await {
+            break ended?;
+        }
+    }
+    let mut retry = Retry::new(store);
+    let planned = loop {
+        let planned = plan.advance(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
+        if let Some(ended) = retry.after(planned).await {
+            break ended;
+        }
+    };
+    if let Err(ended) = planned {
         let mut meta = store.meta.borrow_mut();
         plan.copies.iter().for_each(|copy| alloc::return_pages(&mut meta.space, copy.to, copy.len));
         return Err(ended);
@@ -323,54 +336,60 @@ fn job<D: Device>(
         source.push(Piece { len: len * PAGE_BYTES - real, from: CopySource::Zeroes });
     }
     let places = |copy: &&PageCopy| Place { device: store.device.clone(), offset: copy.to.offset() };
-    let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect();
-    let checksum = move |at: u64, bytes: &[u8]| {
-        for (to, checksums) in &told {
-            let to = PageAddr(to.0 + at / PAGE_BYTES);
-            let pages = (bytes.len() as u64 / PAGE_BYTES) as u32;
-            checksums.borrow_mut().push(DataChecksum { to, pages, sum: data_checksum(to, bytes) });
-        }
-    };
     Job {
         source,
         destinations: copies.iter().map(places).collect(),
         near: at.0..at.0 + len,
         group: group.clone(),
-        observer: Some(Rc::new(checksum)),
+        checksums: copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect(),
         hold: Some(gate.hold()),
     }
 }
 
 /// Publishes the exceptions. Snapshots deleted meanwhile need none.
 async fn publish<D: Device>(origin: &Origin<D>, store: &Store<D>, plan: &CopyPlan) -> Result<()> {
-    let chunk_pages = origin.chunk / PAGE_BYTES;
     for copy in &plan.copies {
         let checksums = copy.checksums.take();
         let known = checksums.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
         let mut covered = known.then_some(&checksums[..]);
         let mut done = 0;
         while done < copy.len {
-            let step = store.retry_no_alloc(|meta| {
-                let chain = meta.directory.chain(origin.id);
-                let lives =
-                    chain.is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
-                if !lives {
-                    return Ok(None);
+            let mut retry = Retry::new(store);
+            let step = loop {
+                let step = publish_step(origin, &mut store.meta.borrow_mut(), copy, done, covered);
+                if let Some(ended) = retry.after(step).await {
+                    break ended?;
                 }
-                let at = VirtualPage(copy.at.0 + done);
-                let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
-                let to = PageAddr(copy.to.0 + done);
-                exceptions::add_exceptions(meta, origin.id, copy.sequence, at, len, to)?;
-                let (origin, sequence) = (origin.id, copy.sequence);
-                let record = Record::CopyOut { origin, sequence, at, len: len as u32, to };
-                meta.journal.append_copied(&record, covered);
-                Ok(Some(len))
-            });
-            let Some(len) = step.await? else { break };
+            };
+            let Some(len) = step else { break };
             // The checksums of all go with the first record.
             covered = covered.map(|_| &[][..]);
             done += len;
         }
     }
     Ok(())
+}
+
+/// Publishes the exceptions of a copy within one chunk, from page `done` of it on; returns their number, or `None` if
+/// the snapshot was deleted.
+fn publish_step<D: Device>(
+    origin: &Origin<D>,
+    meta: &mut Catalog,
+    copy: &PageCopy,
+    done: u64,
+    covered: Option<&[DataChecksum]>,
+) -> std::result::Result<Option<u64>, Failure> {
+    let chain = meta.directory.chain(origin.id);
+    let lives = chain.is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
+    if !lives {
+        return Ok(None);
+    }
+    let chunk_pages = origin.chunk / PAGE_BYTES;
+    let at = VirtualPage(copy.at.0 + done);
+    let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
+    let to = PageAddr(copy.to.0 + done);
+    exceptions::add_exceptions(meta, origin.id, copy.sequence, at, len, to)?;
+    let (origin, sequence) = (origin.id, copy.sequence);
+    meta.journal.append_copied(&Record::CopyOut { origin, sequence, at, len: len as u32, to }, covered);
+    Ok(Some(len))
 }

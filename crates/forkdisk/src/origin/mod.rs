@@ -127,7 +127,8 @@ impl<D: Device> Origin<D> {
 
 impl<D: Device> Origin<D> {
     /// A group of snapshots was published, one of them of this origin.
-    pub fn note_snapshots(&self, group: &[VolumeId]) {
+    pub fn note_snapshots(&self, store: &Store<D>, group: &[VolumeId]) {
+        store.unflushed_snapshots.set(true);
         self.unflushed_snapshots.borrow_mut().extend(group);
     }
 

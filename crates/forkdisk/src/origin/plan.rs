@@ -1,11 +1,11 @@
 //! Planning which pages are copied for which snapshots before they are overwritten, and to which places.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::catalog::{Catalog, ExceptionView, Failure, exceptions};
-use crate::format::DataChecksum;
+use crate::copier::DataChecksums;
 use crate::map::Stop;
+use crate::planted::{Bug, planted};
 use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
@@ -16,7 +16,7 @@ pub struct PageCopy {
     pub len: u64,
     pub to: PageAddr,
     /// Checksums of what was written, as reported by the copier.
-    pub checksums: Rc<RefCell<Vec<DataChecksum>>>,
+    pub checksums: DataChecksums,
 }
 
 /// Progress of counting what is to be copied.
@@ -120,5 +120,50 @@ impl CopyPlan {
             Some(last) => last.len += len,
             None => self.copies.push(PageCopy { sequence, at, len, to, checksums: Rc::default() }),
         }
+    }
+}
+
+/// Search for the first page whose old contents a snapshot would lose.
+pub struct ExceptionSearch {
+    origin: VolumeId,
+    first: VirtualPage,
+    last: VirtualPage,
+    /// Progress, valid as long as the same snapshots need copies.
+    views: Vec<ExceptionView>,
+    view: usize,
+    at: VirtualPage,
+    found: Option<VirtualPage>,
+}
+
+impl ExceptionSearch {
+    /// Searches from `first` to before `last`.
+    pub fn new(origin: VolumeId, first: VirtualPage, last: VirtualPage) -> ExceptionSearch {
+        ExceptionSearch { origin, first, last, views: Vec::new(), view: 0, at: first, found: None }
+    }
+
+    /// Searches on from where the last attempt stopped.
+    pub fn advance(&mut self, meta: &mut Catalog) -> std::result::Result<Option<VirtualPage>, Failure> {
+        let now = exceptions::copy_out_views(meta, self.origin);
+        if now != self.views {
+            (self.views, self.view, self.at, self.found) = (now, 0, self.first, None);
+        }
+        while let Some(&view) = self.views.get(self.view) {
+            let view = match view {
+                ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
+                    ExceptionView::chained(VolumeId(0))
+                }
+                ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
+                    (self.view, self.at) = (self.view + 1, self.first);
+                    continue;
+                }
+                view => view,
+            };
+            let end = self.found.unwrap_or(self.last);
+            if exceptions::missing_exception(meta, self.origin, view, &mut self.at, end)?.is_some() {
+                self.found = Some(self.at);
+            }
+            (self.view, self.at) = (self.view + 1, self.first);
+        }
+        Ok(self.found)
     }
 }

@@ -4,16 +4,16 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::catalog::{ExceptionView, exceptions};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::store::{EditError, Store, no_space_error};
+use crate::store::{EditError, Retry, Store, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
+use super::plan::ExceptionSearch;
 use super::stream::Streams;
 
 /// Zeroes written at once, in bytes.
@@ -136,37 +136,17 @@ impl<D: Device> Origin<D> {
 
     /// First byte of the range whose old contents a snapshot would lose.
     pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
-        let (first, mut last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(end.div_ceil(PAGE_BYTES)));
+        let mut last = VirtualPage(end.div_ceil(PAGE_BYTES));
         if planted(Bug::SecondChunkForgotten) {
             last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE_BYTES));
         }
-        // Progress, valid as long as the same snapshots need copies.
-        let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
-        store
-            .retry_no_alloc(|meta| {
-                let now = exceptions::copy_out_views(meta, self.id);
-                if now != views {
-                    (views, looked, at, found) = (now, 0, first, None);
-                }
-                while let Some(&view) = views.get(looked) {
-                    let view = match view {
-                        ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
-                            ExceptionView::chained(crate::types::VolumeId(0))
-                        }
-                        ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
-                            (looked, at) = (looked + 1, first);
-                            continue;
-                        }
-                        view => view,
-                    };
-                    let end = found.unwrap_or(last);
-                    if exceptions::missing_exception(meta, self.id, view, &mut at, end)?.is_some() {
-                        found = Some(at);
-                    }
-                    (looked, at) = (looked + 1, first);
-                }
-                Ok(found.map(|page| page.0 * PAGE_BYTES))
-            })
-            .await
+        let mut search = ExceptionSearch::new(self.id, VirtualPage(offset / PAGE_BYTES), last);
+        let mut retry = Retry::new(store);
+        loop {
+            let found = search.advance(&mut store.meta.borrow_mut());
+            if let Some(ended) = retry.after(found).await {
+                return Ok(ended?.map(|page| page.0 * PAGE_BYTES));
+            }
+        }
     }
 }

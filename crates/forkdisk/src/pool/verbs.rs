@@ -119,7 +119,7 @@ impl<D: Device> Pool<D> {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
             for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
-                origin.note_snapshots(&ids);
+                origin.note_snapshots(&self.store, &ids);
             }
             Ok(ids)
         };

@@ -161,9 +161,10 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     loop {
         if !store.meta.borrow().journal.fits() {
             store.host_enospc.while_journal_is_full(store.clone().patient_checkpoint()).await?;
-        } else if store.hooks.has_unflushed_snapshots() {
+        } else if store.unflushed_snapshots.get() && store.hooks.has_unflushed_snapshots() {
             store.hooks.flush_snapshotted_origins().await?;
         } else {
+            store.unflushed_snapshots.set(false);
             break;
         }
     }
@@ -190,7 +191,9 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
     }
     store.meta.borrow_mut().journal.committed(taken.next);
-    store.hooks.gather_soon();
+    if store.meta.borrow().directory.gathering().next().is_some() {
+        store.hooks.gather_soon();
+    }
     if store.commits.sealing.take() { seal(store).await } else { Ok(()) }
 }
 

@@ -47,41 +47,75 @@ impl From<Error> for EditError {
     }
 }
 
+impl From<EditError> for Error {
+    fn from(ended: EditError) -> Error {
+        match ended {
+            EditError::NoSpace => no_space_error(),
+            EditError::Error(error) => error,
+        }
+    }
+}
+
+/// A synchronous section on the catalog that is repeated until it misses no page of metadata.
+///
+/// An attempt that stops must leave maps, counts and records unchanged, or must have noted its progress: see "Changes
+/// of several steps" in ARCHITECTURE.md.
+pub struct Retry<'a, D> {
+    store: &'a Store<D>,
+    /// The number of the next record when the attempt began.
+    recorded: u64,
+    misses: u32,
+    held: Option<CachePin<'a, D>>,
+}
+
+impl<'a, D: Device> Retry<'a, D> {
+    /// The first attempt follows at once.
+    pub fn new(store: &'a Store<D>) -> Retry<'a, D> {
+        Retry { store, recorded: store.meta.borrow().journal.next(), misses: 0, held: None }
+    }
+
+    /// Returns how the section has ended. Loads what the attempt missed and returns `None` if it is to be repeated,
+    /// which must follow at once.
+    pub async fn after<T>(
+        &mut self,
+        attempt: std::result::Result<T, Failure>,
+    ) -> Option<std::result::Result<T, EditError>> {
+        let is_whole = attempt.is_ok() || self.store.meta.borrow().journal.next() == self.recorded;
+        assert!(is_whole, "a change of metadata stopped after it had been recorded");
+        let stop = match attempt {
+            Ok(value) => return Some(Ok(value)),
+            Err(Failure::Stop(stop)) => stop,
+            Err(Failure::Nonsense(what)) => return Some(Err(Error::new(ErrorKind::Corrupt, what).into())),
+            Err(Failure::Gone) => return Some(Err(deleted_error().into())),
+            Err(Failure::Changed) => return Some(Err(changed_error().into())),
+            Err(Failure::OverQuota) => return Some(Err(over_quota_error().into())),
+        };
+        self.misses += 1;
+        if self.misses == PIN_AFTER_MISSES {
+            self.held = Some(pin_caches(self.store));
+        }
+        // The page to be loaded must not be reused before it was read.
+        let _plan = self.store.generations.enter();
+        // Boxed: loading is rare, and this future is part of every read.
+        if let Err(error) = Box::pin(load(self.store, stop)).await {
+            return Some(Err(error));
+        }
+        self.recorded = self.store.meta.borrow().journal.next();
+        None
+    }
+}
+
 impl<D: Device> Store<D> {
-    /// Repeats `attempt` until it misses nothing.
-    ///
-    /// An attempt that stops must leave maps, counts and records unchanged, or must have noted its progress:
-    /// see "Changes of several steps" in ARCHITECTURE.md.
+    /// Repeats `attempt` until it misses nothing; see [`Retry`].
     pub async fn retry_on_miss<T>(
         &self,
         mut attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
     ) -> std::result::Result<T, EditError> {
-        let (mut misses, mut _held) = (0, None);
+        let mut retry = Retry::new(self);
         loop {
-            let outcome = {
-                let mut meta = self.meta.borrow_mut();
-                let recorded = meta.journal.next();
-                let outcome = attempt(&mut meta);
-                let is_whole = outcome.is_ok() || meta.journal.next() == recorded;
-                assert!(is_whole, "a change of metadata stopped after it had been recorded");
-                outcome
-            };
-            match outcome {
-                Ok(value) => return Ok(value),
-                Err(Failure::Stop(stop)) => {
-                    misses += 1;
-                    if misses == PIN_AFTER_MISSES {
-                        _held = Some(pin_caches(self));
-                    }
-                    // The page to be loaded must not be reused before it was read.
-                    let _plan = self.generations.enter();
-                    // Boxed: loading is rare, and this future is part of every read.
-                    Box::pin(load(self, stop)).await?;
-                }
-                Err(Failure::Nonsense(what)) => return Err(EditError::Error(Error::new(ErrorKind::Corrupt, what))),
-                Err(Failure::Gone) => return Err(EditError::Error(deleted_error())),
-                Err(Failure::Changed) => return Err(EditError::Error(changed_error())),
-                Err(Failure::OverQuota) => return Err(EditError::Error(over_quota_error())),
+            let outcome = attempt(&mut self.meta.borrow_mut());
+            if let Some(ended) = retry.after(outcome).await {
+                return ended;
             }
         }
     }
@@ -91,10 +125,7 @@ impl<D: Device> Store<D> {
         &self,
         attempt: impl FnMut(&mut Catalog) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        self.retry_on_miss(attempt).await.map_err(|ended| match ended {
-            EditError::NoSpace => no_space_error(),
-            EditError::Error(error) => error,
-        })
+        Ok(self.retry_on_miss(attempt).await?)
     }
 }
 

@@ -42,7 +42,7 @@ pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
 pub use hooks::{Hooks, StoreHooks};
 pub use host_enospc::HostShortage;
-pub use load::{EditError, REPAIR_HINT, changed_error, damaged_table_error, deleted_error, no_space_error};
+pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
 pub use options::{LowWater, OpenOptions, Recovery, WhenFull};
 pub use view::{Root, View, roots_of};
@@ -57,6 +57,8 @@ pub struct Store<D> {
     pub live: RefCell<LiveVolumes>,
     /// The layers above.
     pub hooks: StoreHooks,
+    /// Origins may have snapshots for which they were not flushed.
+    pub unflushed_snapshots: Cell<bool>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
     pub copier: Copier<D>,

@@ -208,6 +208,7 @@ impl<D: Device> Store<D> {
             meta: RefCell::new(meta),
             live: Default::default(),
             hooks: Default::default(),
+            unflushed_snapshots: Cell::new(false),
             superblock: RefCell::new(superblock),
             copier,
             generations: Default::default(),

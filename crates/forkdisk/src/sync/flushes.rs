@@ -6,10 +6,8 @@
 //! has failed.
 
 use std::cell::Cell;
-use std::future::Future;
 
 use super::Event;
-use crate::error::Result;
 
 /// State of the running flush and of the callers that wait for it.
 #[derive(Default)]
@@ -20,31 +18,45 @@ pub struct Flushes {
     changed: Event,
 }
 
+/// A running flush. It must not be dropped before it has ended: other callers wait for its end.
+#[must_use]
+pub struct RunningFlush<'a> {
+    flushes: &'a Flushes,
+    /// The last request that it covers.
+    covered: u64,
+}
+
 impl Flushes {
-    /// Returns when a `flush` that began after this call has ended. `alive` must return an error once a flush
-    /// has failed, which `flush` itself has to note. Must not be dropped before it ends: other callers wait
-    /// for it.
-    pub async fn join<F>(&self, alive: impl Fn() -> Result<()>, flush: impl Fn() -> F) -> Result<()>
-    where
-        F: Future<Output = Result<()>>,
-    {
-        let ticket = self.asked.get() + 1;
-        self.asked.set(ticket);
-        while self.done.get() < ticket {
-            alive()?;
-            if self.running.get() {
-                self.changed.wait().await;
-                continue;
-            }
-            self.running.set(true);
-            let covered = self.asked.get();
-            let outcome = flush().await;
-            self.running.set(false);
-            self.done.set(covered);
-            self.changed.notify();
-            outcome?;
-        }
-        alive()
+    /// Registers a request for a flush that begins after this call; returns its number.
+    pub fn request(&self) -> u64 {
+        self.asked.set(self.asked.get() + 1);
+        self.asked.get()
+    }
+
+    /// Whether a flush that covers this request has ended.
+    pub fn is_done(&self, request: u64) -> bool {
+        self.done.get() >= request
+    }
+
+    /// Begins a flush that covers all requests up to now, unless one runs. The caller has found out that none has
+    /// failed.
+    pub fn begin(&self) -> Option<RunningFlush<'_>> {
+        let covered = self.asked.get();
+        (!self.running.replace(true)).then_some(RunningFlush { flushes: self, covered })
+    }
+
+    /// Waits until the running flush ends.
+    pub async fn wait(&self) {
+        self.changed.wait().await;
+    }
+}
+
+impl RunningFlush<'_> {
+    /// The flush has ended, successfully or not; a failure has been noted.
+    pub fn end(self) {
+        self.flushes.running.set(false);
+        self.flushes.done.set(self.covered);
+        self.flushes.changed.notify();
     }
 }
 
@@ -55,7 +67,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
-    use crate::error::{Error, ErrorKind};
+    use crate::error::{Error, ErrorKind, Result};
 
     /// A flush of a device that ends when the test releases it.
     #[derive(Default)]
@@ -73,6 +85,22 @@ mod tests {
             self.alive()
         }
 
+        /// A request as the users of [`Flushes`] make it.
+        async fn join(&self, flushes: &Flushes) -> Result<()> {
+            let request = flushes.request();
+            while !flushes.is_done(request) {
+                self.alive()?;
+                let Some(running) = flushes.begin() else {
+                    flushes.wait().await;
+                    continue;
+                };
+                let outcome = self.flush().await;
+                running.end();
+                outcome?;
+            }
+            self.alive()
+        }
+
         fn alive(&self) -> Result<()> {
             if self.failed.get() { Err(Error::new(ErrorKind::Failed, "broken")) } else { Ok(()) }
         }
@@ -82,7 +110,7 @@ mod tests {
     fn who_asks_during_a_flush_gets_the_next_and_shares_it() {
         let (flushes, device) = (Flushes::default(), Slow::default());
         let mut cx = Context::from_waker(Waker::noop());
-        let join = || flushes.join(|| device.alive(), || device.flush());
+        let join = || device.join(&flushes);
         let (mut a, mut b, mut c) = (pin!(join()), pin!(join()), pin!(join()));
         assert!(a.as_mut().poll(&mut cx).is_pending());
         assert!(b.as_mut().poll(&mut cx).is_pending() && c.as_mut().poll(&mut cx).is_pending());
@@ -100,7 +128,7 @@ mod tests {
     fn none_begins_after_one_has_failed() {
         let (flushes, device) = (Flushes::default(), Slow::default());
         let mut cx = Context::from_waker(Waker::noop());
-        let join = || flushes.join(|| device.alive(), || device.flush());
+        let join = || device.join(&flushes);
         let (mut a, mut b) = (pin!(join()), pin!(join()));
         assert!(a.as_mut().poll(&mut cx).is_pending() && b.as_mut().poll(&mut cx).is_pending());
         device.failed.set(true);

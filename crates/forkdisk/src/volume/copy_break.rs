@@ -382,7 +382,7 @@ impl<D: Device> Volume<D> {
             destinations: smallvec![place(copy.to)],
             near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
             group: group.clone(),
-            observer: None,
+            checksums: Vec::new(),
             hold: None,
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{ErrorKind, Result};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space::alloc;
-use crate::store::{EditError, WhenFull, checkpoint, events, no_space_error};
+use crate::store::{EditError, Retry, WhenFull, checkpoint, events, no_space_error};
 use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
@@ -140,11 +140,16 @@ impl<D: Device> Volume<D> {
         loop {
             self.store.wait_below_dirty_limit().await?;
             let guard = self.store.generations.enter();
-            let planned = self.store.retry_on_miss(|meta| {
+            let mut retry = Retry::new(&self.store);
+            let planned = loop {
                 work.merge_followers(queued, &self.live.locks);
-                work.plan.advance(meta, (self.id, &self.live.claims), queued.is_first())
-            });
-            match planned.await {
+                let volume = (self.id, &self.live.claims);
+                let outcome = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
+                if let Some(ended) = retry.after(outcome).await {
+                    break ended;
+                }
+            };
+            match planned {
                 Ok(()) => return Ok(guard),
                 // The quota may have room for this write without the merged ones.
                 Err(EditError::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.merged.is_empty() => {

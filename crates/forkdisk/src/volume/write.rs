@@ -5,18 +5,19 @@
 
 use std::ops::Range;
 
+use crate::catalog::{Catalog, Failure};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::space::alloc;
-use crate::store::{HostShortage, events};
+use crate::store::{HostShortage, Retry, events};
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
 use super::backing::Backing;
-use super::fault::WritePlan;
+use super::fault::{Fault, WritePlan};
 use super::pending_write::PendingWrite;
 
 /// A write that changes no metadata: its segments, and what it holds until it ends.
@@ -215,22 +216,28 @@ impl<D: Device> Volume<D> {
     /// Maps the new pages.
     pub(super) async fn publish(&self, plan: &WritePlan) -> Result<()> {
         for fault in &plan.faults {
-            self.store
-                .retry_no_alloc(|meta| {
-                    let before = self.record(meta).referenced;
-                    meta.map(self.id, fault.at, fault.len, fault.to)?;
-                    plan.claim.commit(self.record(meta).referenced - before);
-                    let len = fault.len as u32;
-                    let record = Record::Map { volume: self.id, at: fault.at, len, to: fault.to };
-                    meta.journal.append_map(&record, fault.sum);
-                    Ok(())
-                })
-                .await?;
+            let mut retry = Retry::new(&self.store);
+            loop {
+                let outcome = self.map_fault(&mut self.store.meta.borrow_mut(), plan, fault);
+                if let Some(ended) = retry.after(outcome).await {
+                    break ended?;
+                }
+            }
             plan.published.set(plan.published.get() + fault.len);
             if !fault.relocated {
                 self.activity.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
             }
         }
+        Ok(())
+    }
+
+    /// Maps the new pages of one fault and appends the record.
+    fn map_fault(&self, meta: &mut Catalog, plan: &WritePlan, fault: &Fault) -> std::result::Result<(), Failure> {
+        let before = self.record(meta).referenced;
+        meta.map(self.id, fault.at, fault.len, fault.to)?;
+        plan.claim.commit(self.record(meta).referenced - before);
+        let record = Record::Map { volume: self.id, at: fault.at, len: fault.len as u32, to: fault.to };
+        meta.journal.append_map(&record, fault.sum);
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ fn submit(lab: &Lab, pieces: &[(u64, u8, u64)], to: u64) -> Expected {
         destinations: smallvec![lab.place(to)],
         near: to / (1 << 20)..to / (1 << 20) + 2,
         group: JobGroup::default(),
-        observer: None,
+        checksums: Vec::new(),
         hold: None,
     };
     Expected { ticket: lab.copier.submit(&lab.client, job, given), to, bytes, cancelled: false }

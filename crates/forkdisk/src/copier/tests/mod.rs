@@ -175,7 +175,7 @@ impl Lab {
             destinations: smallvec![self.place(to)],
             near: 0..1,
             group: JobGroup::default(),
-            observer: None,
+            checksums: Vec::new(),
             hold: None,
         }
     }

@@ -348,7 +348,7 @@ fn jobs<D: Device>(upkeep: &Upkeep<D>, moved: &[MovedRun]) -> Vec<Job<D>> {
             _ => {
                 let near = jobs.len() as u64..jobs.len() as u64 + 1;
                 let (source, destinations) = (vec![piece], smallvec![place(run.to)]);
-                let job = Job { source, destinations, near, group: group.clone(), observer: None, hold: None };
+                let job = Job { source, destinations, near, group: group.clone(), checksums: Vec::new(), hold: None };
                 jobs.push((run.to.0 + u64::from(run.len), job));
             }
         }
