@@ -1,11 +1,13 @@
 //! Planted bugs, for the simulator: it switches one on and must find it.
 //!
-//! Each is one line of the engine that calls `planted`. Without the cargo feature `planted` it is the
-//! constant `false` and the line is compiled out.
+//! Each replaces one expression of the engine, or a few. The only form is `correct!(right, Bug::Name => wrong)`:
+//! the right expression first, then the wrong ones, each behind the bug that it is. Without the cargo feature
+//! `planted` the macro expands to the right expression, and neither `Bug` nor a switch exists.
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
         /// One planted bug.
+        #[cfg(feature = "planted")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Bug {
             $($(#[$doc])* $variant,)*
@@ -316,6 +318,23 @@ bugs! {
     TornPageNotCompleted = "torn-page-not-completed",
 }
 
+/// The right expression, or the wrong one of the bug that is switched on. Only the chosen one is evaluated.
+#[cfg(not(feature = "planted"))]
+macro_rules! correct {
+    ($right:expr, $(Bug::$bug:ident => $wrong:expr),+) => {
+        $right
+    };
+}
+
+#[cfg(feature = "planted")]
+macro_rules! correct {
+    ($right:expr, $(Bug::$bug:ident => $wrong:expr),+) => {
+        $(if $crate::planted::is_on($crate::planted::Bug::$bug) { $wrong } else)+ { $right }
+    };
+}
+
+pub(crate) use correct;
+
 #[cfg(feature = "planted")]
 mod switch {
     use std::cell::Cell;
@@ -332,18 +351,45 @@ mod switch {
     }
 
     /// Whether `bug` is switched on.
-    pub(crate) fn planted(bug: Bug) -> bool {
+    pub(crate) fn is_on(bug: Bug) -> bool {
         CURRENT.get() == Some(bug)
+    }
+
+    /// Releases a guard too early, in a wrong expression that takes the place of the guard.
+    pub(crate) fn released<T>(guard: T) -> Option<T> {
+        drop(guard);
+        None
     }
 }
 
 #[cfg(feature = "planted")]
-pub(crate) use switch::planted;
-#[cfg(feature = "planted")]
 pub use switch::set;
+#[cfg(feature = "planted")]
+pub(crate) use switch::{is_on, released};
 
-/// Whether `bug` is switched on: never, in a product.
-#[cfg(not(feature = "planted"))]
-pub(crate) const fn planted(_bug: Bug) -> bool {
-    false
+#[cfg(test)]
+mod tests {
+    /// A product cannot have a planted bug: not even the names in a wrong expression are resolved.
+    #[cfg(not(feature = "planted"))]
+    #[test]
+    fn without_the_feature_only_the_right_expression_is_compiled() {
+        assert_eq!(correct!(1, Bug::NoSuchBug => no_such_function()), 1);
+    }
+
+    #[cfg(feature = "planted")]
+    #[test]
+    fn only_the_expression_of_the_bug_that_is_switched_on_is_evaluated() {
+        use super::{Bug, set};
+
+        let pick = || {
+            let mut seen = Vec::new();
+            correct!(seen.push(0), Bug::CountLogForgotten => seen.push(1), Bug::RepairKeepsLog => seen.push(2));
+            seen
+        };
+        for (bug, expected) in [(None, 0), (Some(Bug::CountLogForgotten), 1), (Some(Bug::RepairKeepsLog), 2)] {
+            set(bug);
+            assert_eq!(pick(), [expected]);
+        }
+        set(None);
+    }
 }

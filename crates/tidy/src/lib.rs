@@ -13,6 +13,7 @@ pub mod lines;
 pub mod manifests;
 pub mod methods;
 pub mod paths;
+pub mod planted;
 pub mod tree;
 pub mod units;
 pub mod words;

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use forkdisk_tidy::allow::{self, ALLOWED};
 use forkdisk_tidy::glossary::{self, Glossary};
-use forkdisk_tidy::{Source, Violation, functions, layers, lines, manifests, methods, tree, units, words};
+use forkdisk_tidy::{Source, Violation, functions, layers, lines, manifests, methods, planted, tree, units, words};
 
 static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(tree::read);
 
@@ -77,6 +77,12 @@ fn modules_form_no_circles() {
         violations.extend(layers::check_circles(&sources, src));
     }
     expect_none("circles", violations);
+}
+
+#[test]
+fn planted_bugs_have_one_form() {
+    let sources = tree::under(&SOURCES, "crates/forkdisk/src/").filter(|source| source.is_rust() && !source.is_test());
+    expect_none("planted", sources.flat_map(planted::check).collect());
 }
 
 #[test]

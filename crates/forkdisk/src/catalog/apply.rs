@@ -6,8 +6,8 @@ use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
     VolumeState,
 };
-use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::planted::correct;
+use crate::types::{BLOCK_PAGES, MAX_POOL_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::{Catalog, Failure, level_for, pages_of};
 
@@ -192,7 +192,7 @@ fn add_snapshots(
             cursor: 0,
             ..origin
         };
-        catalog.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
+        correct!(catalog.add_shared(snapshot), Bug::SnapshotWithoutCount => catalog.add(snapshot));
         catalog.raise_shared(*source);
         descent::note_snapshot(&mut catalog.directory, *source);
     }
@@ -215,7 +215,7 @@ fn add_clone(catalog: &mut Catalog, source: VolumeId, id: VolumeId, name: &str, 
         created: now,
         origin: origin_name,
         source,
-        shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { catalog.epoch },
+        shared_at: correct!(catalog.epoch, Bug::CloneKeepsSharedAt => crate::types::Epoch(0)),
         quota: 0,
         flags: Default::default(),
         // There it counts what is kept, too.
@@ -224,7 +224,7 @@ fn add_clone(catalog: &mut Catalog, source: VolumeId, id: VolumeId, name: &str, 
         base,
         ..origin
     };
-    catalog.add_shared(copy, true);
+    catalog.add_shared(copy);
     catalog.raise_shared(source);
     catalog.advance();
     Ok(())
@@ -247,11 +247,8 @@ fn roll_back(catalog: &mut Catalog, volume: VolumeId, snapshot: VolumeId, dead: 
         ..old
     };
     catalog.add(gone);
-    catalog.share_root(&to);
-    if planted(Bug::RollbackCountsTwice) {
-        catalog.share_root(&to);
-    }
-    let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { catalog.epoch };
+    correct!(catalog.share_root(&to), Bug::RollbackCountsTwice => (0..2).for_each(|_| catalog.share_root(&to)));
+    let epoch = correct!(catalog.epoch, Bug::RollbackLowersSharedAt => crate::types::Epoch(0));
     let record = &mut catalog.directory.change(volume).expect("read above").record;
     (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
     (record.seams, record.estimated) = (to.seams, to.estimated);
@@ -277,7 +274,7 @@ fn delete_all(catalog: &mut Catalog, ids: &[VolumeId]) -> Result<(), Failure> {
 /// Changes the length of a volume; what it loses is cut off later.
 fn resize(catalog: &mut Catalog, id: VolumeId, size: u64) -> Result<(), Failure> {
     let (mut editor, record) = catalog.editor_for(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
-    if size < record.size && !planted(Bug::ShrinkKeepsTail) {
+    if correct!(size < record.size, Bug::ShrinkKeepsTail => false) {
         record.trim_end = record.trim_end.max(record.size);
     }
     record.size = size;
@@ -404,9 +401,7 @@ fn replace(catalog: &mut Catalog, volume: VolumeId, source: VolumeId, dead: Volu
         catalog.add(VolumeRecord { id, state, parent, name, origin, source, cursor, attributes, ..old });
     }
     catalog.share_root(&new);
-    if !planted(Bug::ReplaceKeepsSourceAlone) {
-        catalog.raise_shared(source);
-    }
+    correct!(catalog.raise_shared(source), Bug::ReplaceKeepsSourceAlone => ());
     catalog.raise_shared(volume);
     let record = &mut catalog.directory.change(volume).expect("read above").record;
     (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);

@@ -8,7 +8,7 @@ use crate::format::exception::{CHUNKS_PER_LIST, Piece, piece};
 use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered::{self, Batch};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::{Catalog, Failure};
@@ -298,9 +298,9 @@ pub fn advance_rollback(
     let until = catalog.journal.next() + 1;
     let (mut editor, protects) = edit_exceptions(catalog, origin, until).ok_or_else(nonsense)?;
     let mut batch = Batch::default();
-    list.filter(|_| !planted(Bug::BackListStays))
-        .into_iter()
-        .for_each(|first| batch.remove(ExceptionKey::back(first).0));
+    if let Some(first) = correct!(list, Bug::BackListStays => None) {
+        batch.remove(ExceptionKey::back(first).0);
+    }
     let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
     editor.tree_apply(&mut protects.exceptions, prepared);
     protects.rollback_to = snapshot;
@@ -358,6 +358,15 @@ fn free_exceptions(
     Ok(pairs.is_empty())
 }
 
+/// Carries out the removals of a batch; returns the rest of it.
+#[cfg(feature = "planted")]
+fn remove_first(editor: &mut Editor<'_>, root: &mut TreeRoot, mut batch: Batch) -> Result<Batch, Stop> {
+    drop(editor.tree_prepare(root, batch.clone())?);
+    let removals = editor.tree_prepare(root, batch.take_removals())?;
+    editor.tree_apply(root, removals);
+    Ok(batch)
+}
+
 /// Handles the next chunk listed for the dead snapshot `id` of the chain.
 fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
     let (protects, chunk_pages) = catalog.protects(origin).ok_or(Failure::Gone)?;
@@ -366,12 +375,10 @@ fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Resul
     let Some(&(key, bits)) = listed.first() else { return Ok(true) };
     let Some(ExceptionKind::List { first, .. }) = ExceptionKey(key).kind() else { return Ok(true) };
     let chunk = first + u64::from(bits.trailing_zeros());
-    let heir = catalog.directory.chain(origin).and_then(|chain| chain.chained.range(..id).next_back().copied());
-    let heir = if planted(Bug::RelabelToOldest) {
-        heir.and_then(|_| catalog.directory.chain(origin).and_then(|chain| chain.chained.first().copied()))
-    } else {
-        heir
-    };
+    let heir = catalog.directory.chain(origin).and_then(|chain| {
+        let mut older = chain.chained.range(..id);
+        correct!(older.next_back(), Bug::RelabelToOldest => older.next()).copied()
+    });
     let parts = parts_of(catalog, &protects, chunk_pages, chunk, id, heir)?;
     let until = catalog.journal.next();
     let Some((mut editor, protects)) = edit_exceptions(catalog, origin, until) else { return Ok(true) };
@@ -387,14 +394,12 @@ fn release_chunk(catalog: &mut Catalog, origin: VolumeId, id: VolumeId) -> Resul
     if let Some(heir) = parts.iter().find_map(inherits) {
         list_chunk(&mut editor, kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
     }
-    if planted(Bug::ReleasedInSteps) {
-        drop(editor.tree_prepare(kept, batch.clone())?);
-        let removals = editor.tree_prepare(kept, batch.take_removals())?;
-        editor.tree_apply(kept, removals);
-    }
     let rest = bits & (bits - 1);
     batch.put(key, (rest != 0).then_some(rest));
-    let prepared = editor.tree_prepare(kept, batch)?;
+    let prepared = correct!(
+        editor.tree_prepare(kept, batch),
+        Bug::ReleasedInSteps => remove_first(&mut editor, kept, batch).and_then(|rest| editor.tree_prepare(kept, rest))
+    )?;
     editor.tree_apply(kept, prepared);
     let (mut handed, mut gone) = (0, 0);
     for part in &parts {
@@ -443,7 +448,7 @@ fn parts_of(
                     }
                 };
                 let piece = Piece { to: PageAddr(whole.to.0 + done), pages: run.len };
-                let needed = run.at.is_none() && !planted(Bug::KeptLostOnDelete);
+                let needed = correct!(run.at.is_none(), Bug::KeptLostOnDelete => false);
                 parts.push(PiecePart { page: page + done, piece, needed });
                 done += run.len;
             }

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::format::{CopierSettings, Kind, MovedRun, NO_VOLUME, OriginRecord, VolumeRecord, VolumeState};
 use crate::journal::Journal;
 use crate::map::{Editor, Member, Shared, Stop, Tables};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
@@ -240,9 +240,7 @@ impl Catalog {
         self.refuse_unknown(source)?;
         self.refuse_unknown(target)?;
         // Harmless if the step is repeated: a higher `shared_at` only relocates later writes.
-        if !planted(Bug::RangeCloneKeepsSharedAt) {
-            self.raise_shared(source);
-        }
+        correct!(self.raise_shared(source), Bug::RangeCloneKeepsSharedAt => ());
         self.raise_shared(target);
         self.advance();
         let source = self.record_of(source)?;
@@ -253,7 +251,7 @@ impl Catalog {
         }
         let Shared { pages, replaced } = editor.share_step(&source, from, record, to, max)?;
         self.next_id = self.next_id.max(dead.0 + 1);
-        if let Some((root, level)) = replaced.filter(|_| !planted(Bug::ReplacedTableForgotten)) {
+        if let Some((root, level)) = correct!(replaced, Bug::ReplacedTableForgotten => None) {
             self.add(VolumeRecord { state: VolumeState::Dead, level, root, ..VolumeRecord::empty(dead, "", 0) });
         }
         Ok(pages)
@@ -288,17 +286,15 @@ impl Catalog {
         for (id, root) in done.roots {
             self.directory.change(id).expect("a member").record.root = root;
         }
-        for (id, before, now) in done.seams.into_iter().filter(|_| !planted(Bug::GatherKeepsSeams)) {
+        for (id, before, now) in correct!(done.seams, Bug::GatherKeepsSeams => Vec::new()) {
             let record = &mut self.directory.change(id).expect("a member").record;
             record.count_seams(now, before);
         }
         Ok(())
     }
 
-    fn add_shared(&mut self, record: VolumeRecord, counted: bool) {
-        if counted {
-            self.share_root(&record);
-        }
+    fn add_shared(&mut self, record: VolumeRecord) {
+        self.share_root(&record);
         self.add(record);
     }
 

@@ -4,7 +4,7 @@
 //! can always be overwritten. A quota below what a volume refers to removes nothing: the volume cannot grow
 //! until it refers to less.
 
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Catalog, Failure};
@@ -14,8 +14,7 @@ impl Catalog {
     /// promised to writes under way.
     pub fn admits(&self, id: VolumeId, claimed: u64, more: u64) -> std::result::Result<(), Failure> {
         let record = self.directory.of_handle(id);
-        let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { claimed };
-        let pages = record.referenced + claimed + more;
+        let pages = record.referenced + correct!(claimed, Bug::QuotaForgetsClaims => 0) + more;
         match record.quota {
             0 => Ok(()),
             _ if more == 0 => Ok(()),

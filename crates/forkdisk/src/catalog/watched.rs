@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::PageAddr;
 
 /// Pages that are being copied elsewhere, and which of them were written since.
@@ -36,6 +36,6 @@ impl WatchedPages {
 
     /// Whether a page was written since it is watched.
     pub fn was_written(&self, page: PageAddr) -> bool {
-        !planted(Bug::GatherIgnoresWrites) && self.0.get(&page).is_none_or(|&written| written)
+        correct!(self.0.get(&page).is_none_or(|&written| written), Bug::GatherIgnoresWrites => false)
     }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::device::Buf;
 use crate::format::{DataChecksum, data_checksum};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::sync::Event;
 use crate::types::{PAGE_BYTES, PageAddr};
 
@@ -218,7 +218,7 @@ impl Progress {
     /// touch.
     pub fn given_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let all = self.given.borrow();
-        let counted = if planted(Bug::JoinedBesideClone) { all.len().min(1) } else { all.len() };
+        let counted = correct!(all.len(), Bug::JoinedBesideClone => all.len().min(1));
         let clip = |g: &ProvidedBytes| g.at.max(range.start)..(g.at + g.range.len() as u64).min(range.end);
         let mut parts: Vec<Range<u64>> = all[..counted].iter().map(clip).filter(|part| !part.is_empty()).collect();
         parts.sort_by_key(|part| part.start);
@@ -241,11 +241,11 @@ impl Progress {
                 continue;
             }
             let bytes = &given.bytes[given.range.clone()][(from - given.at) as usize..(to - given.at) as usize];
-            let mut place = (from - at) as usize;
-            if planted(Bug::GivenBytesMisplaced) {
-                // As if every sub-job began where the job does.
-                place = (from as usize).min(buf.len() - bytes.len());
-            }
+            // The bug: as if every sub-job began where the job does.
+            let place = correct!(
+                (from - at) as usize,
+                Bug::GivenBytesMisplaced => (from as usize).min(buf.len() - bytes.len())
+            );
             buf[place..place + bytes.len()].copy_from_slice(bytes);
         }
     }

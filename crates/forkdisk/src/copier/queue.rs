@@ -8,7 +8,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::device::Buf;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 
 use super::buffers::Buffers;
 use super::job::{Progress, Queued};
@@ -131,12 +131,10 @@ impl<D> Queues<D> {
             progress.client.held.set(false);
             let parts = self.parts(user, i, limits.subjob_size);
             let len: u64 = parts.iter().map(|p| p.len).sum();
-            match limits.buffers.take(progress.client.user(), len as usize, make) {
-                Some(buf) => return Head::Start(buf, parts),
-                None if planted(Bug::StarvedJobGoesLast) => self.of[user].rotate_left(1),
-                None => {}
+            if let Some(buf) = limits.buffers.take(progress.client.user(), len as usize, make) {
+                return Head::Start(buf, parts);
             }
-            note_starved(progress, limits.now);
+            correct!(note_starved(progress, limits.now), Bug::StarvedJobGoesLast => self.of[user].rotate_left(1));
             break;
         }
         soonest.map_or(Head::Nothing, Head::Wait)

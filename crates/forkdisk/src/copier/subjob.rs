@@ -9,7 +9,7 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::device::{Buf, Device, IoResult, Segment, Segments};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 
 use super::engine::Engine;
 use super::job::{CopyError, CopySource, Place};
@@ -108,17 +108,17 @@ impl<D: Device> SubJob<D> {
         if !self.all_failed() {
             self.await_turn(engine).await;
         }
-        let late = planted(Bug::CloneOverGiven);
-        if self.offloads && !late {
-            self.offload().await;
+        if self.offloads {
+            correct!(self.offload().await, Bug::CloneOverGiven => ());
         }
         let writing = if self.all_failed() { None } else { self.start_writing() };
         engine.turned.notify();
+        correct!(self.finish_writing(writing).await, Bug::CloneOverGiven => finish_late(self, writing).await);
+    }
+
+    async fn finish_writing(&mut self, writing: Option<StartedTransfer<D>>) {
         if let Some(writing) = writing {
             self.finish(writing, true).await;
-        }
-        if self.offloads && late {
-            self.offload().await;
         }
     }
 
@@ -236,10 +236,8 @@ impl<D: Device> SubJob<D> {
     }
 
     pub(super) fn fail(&self, part: usize, error: io::Error, write: bool) {
-        if !planted(Bug::CopierErrorSwallowed) {
-            let error = if write { CopyError::Write(error) } else { CopyError::Read(error) };
-            self.parts[part].job.progress.fail(error);
-        }
+        let error = if write { CopyError::Write(error) } else { CopyError::Read(error) };
+        correct!(self.parts[part].job.progress.fail(error), Bug::CopierErrorSwallowed => ());
     }
 
     /// Waits until everything near that was submitted before has been written, and no gate holds it.
@@ -287,6 +285,15 @@ impl<D: Device> SubJob<D> {
         };
         self.buf = Some(buf);
         result
+    }
+}
+
+/// Completes the writes, then clones.
+#[cfg(feature = "planted")]
+async fn finish_late<D: Device>(subjob: &mut SubJob<D>, writing: Option<StartedTransfer<D>>) {
+    subjob.finish_writing(writing).await;
+    if subjob.offloads {
+        subjob.offload().await;
     }
 }
 

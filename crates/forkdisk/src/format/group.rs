@@ -7,7 +7,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{PAGE_SIZE, PageAddr};
 
 use super::Record;
@@ -132,7 +132,11 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
         return Decoded::End;
     };
     let whole = GROUP_HEADER_BYTES + group.bytes as usize;
-    let follows = said == before || planted(Bug::EarlierRoundReplayed) || planted(Bug::StaleIncarnationReplayed);
+    let follows = correct!(
+        said == before,
+        Bug::EarlierRoundReplayed => true,
+        Bug::StaleIncarnationReplayed => true
+    );
     if !follows || JournalGroup::length(group.bytes as usize) > limit {
         return Decoded::End;
     }

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::PageAddr;
 
 /// Most pages that a commit covers: recovery may have to read them all.
@@ -96,10 +96,11 @@ impl ChecksummedPages {
 
     /// Called before a write in place to these pages. False: it is not allowed.
     pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
-        if overlaps(&self.pending, page, pages) && !planted(Bug::PendingChangedUnnoticed) {
+        if correct!(overlaps(&self.pending, page, pages), Bug::PendingChangedUnnoticed => false) {
             self.require_data_flush();
         }
-        planted(Bug::VouchedWrittenInPlace) || !self.written.iter().any(|commit| overlaps(&commit.extents, page, pages))
+        let is_vouched = self.written.iter().any(|commit| overlaps(&commit.extents, page, pages));
+        correct!(!is_vouched, Bug::VouchedWrittenInPlace => true)
     }
 
     /// The pending records, up to sequence number `next`, are taken for writing.

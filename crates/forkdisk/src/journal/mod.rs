@@ -6,7 +6,7 @@
 
 use crate::device::Segment;
 use crate::format::{DataChecksum, JournalGroup, JournalStart, Record, encode_group};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{PAGE_SIZE, PageAddr};
 
 mod data_checksums;
@@ -141,7 +141,7 @@ impl Journal {
 
     /// Whether everything recorded so far is in the journal or in the volatile log, if there is one.
     pub fn is_process_safe(&self) -> bool {
-        self.overflow_seq == 0 || planted(Bug::NamesOutrunVolatileLog)
+        correct!(self.overflow_seq == 0, Bug::NamesOutrunVolatileLog => true)
     }
 
     /// Notes the end of a commit that took everything before this sequence number, or found it covered by a
@@ -189,9 +189,13 @@ impl Journal {
 
     /// Appends a record that must not become durable before all data written so far.
     pub fn append(&mut self, record: &Record) {
-        if !(planted(Bug::GatherRecordBeforeData) && matches!(record, Record::Gather { .. })) {
-            self.checksums.require_data_flush();
-        }
+        correct!(
+            self.checksums.require_data_flush(),
+            Bug::GatherRecordBeforeData => match record {
+                Record::Gather { .. } => (),
+                _ => self.checksums.require_data_flush(),
+            }
+        );
         self.add(record);
     }
 
@@ -219,10 +223,14 @@ impl Journal {
     pub fn append_copied(&mut self, record: &Record, checksums: Option<&[DataChecksum]>) {
         let Some(checksums) = checksums else { return self.append(record) };
         self.add(record);
-        if matches!(record, Record::CopyOut { .. }) && planted(Bug::KeptNotVouched) {
-            return;
-        }
-        for checksum in checksums {
+        let vouched = correct!(
+            checksums,
+            Bug::KeptNotVouched => match record {
+                Record::CopyOut { .. } => &[],
+                _ => checksums,
+            }
+        );
+        for checksum in vouched {
             match self.pending.last_mut().filter(|_| self.checksums.wants(u64::from(checksum.pages))) {
                 Some(batch) => {
                     batch.checksums.push(*checksum);
@@ -302,7 +310,7 @@ impl Journal {
 
     /// Whether the pending records fit before the journal is full.
     pub fn fits(&self) -> bool {
-        planted(Bug::JournalOverwritesTail) || self.used() + self.needed() <= self.length
+        correct!(self.used() + self.needed() <= self.length, Bug::JournalOverwritesTail => true)
     }
 
     /// Takes the pending records as groups, in order.
@@ -371,9 +379,7 @@ impl Journal {
     /// Returns where replay starts once the present state is durable. What is appended from here on goes into
     /// separate records and batches, since replay skips those before.
     pub fn mark(&mut self) -> JournalStart {
-        if !planted(Bug::RecordsGrowOverMarks) {
-            (self.last_map, self.marked) = (None, true);
-        }
+        correct!((self.last_map, self.marked) = (None, true), Bug::RecordsGrowOverMarks => ());
         JournalStart { position: self.head, sequence: self.next, chain: self.chain }
     }
 

@@ -43,7 +43,7 @@ use std::rc::Rc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::format::Record;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::PAGE_SIZE;
 
 const MAGIC: [u8; 8] = *b"fkdkvlt1";
@@ -345,7 +345,7 @@ pub fn recover(
             && get(bytes, HEADER_BYTES) == sum_of(0, &bytes[..HEADER_BYTES])
             && get(bytes, 64) as usize == area_length(bytes);
         let ours = known && bytes[8..24] == uuid && bytes[24..56] == log.identity;
-        if !ours || get(bytes, 56) != incarnation && !planted(Bug::VolatileOfEarlierLife) {
+        if !ours || correct!(get(bytes, 56) != incarnation, Bug::VolatileOfEarlierLife => false) {
             return Vec::new();
         }
         let length = area_length(bytes);
@@ -390,7 +390,8 @@ fn read_area(area: &[u8], incarnation: u64) -> Option<Area> {
         let len = u32::from_le_bytes(rest[8..12].try_into().expect("four bytes")) as usize;
         let Some(entry) = rest.get(..ENTRY_BYTES.saturating_add(len)).filter(|_| len > 0) else { break };
         let sum = u32::from_le_bytes(rest[12..16].try_into().expect("four bytes"));
-        if sum != entry_sum(seed(incarnation, generation), entry) && !planted(Bug::VolatileTornTaken) {
+        let is_torn = sum != entry_sum(seed(incarnation, generation), entry);
+        if correct!(is_torn, Bug::VolatileTornTaken => false) {
             break;
         }
         let (sequence, last) = (get(rest, 0), out.left.last().map(|left| left.sequence));

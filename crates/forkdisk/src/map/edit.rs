@@ -5,9 +5,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{self, Space, pending_free};
-use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
+use crate::types::{BLOCK_PAGES, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
 
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
@@ -45,7 +45,8 @@ impl From<space::Refusal> for Stop {
 }
 
 /// As [`Entries::as_block`], but examines only the first and the last entry.
-fn ends_of_block(entries: &Entries) -> Option<(Block, Epoch, Epoch)> {
+#[cfg(feature = "planted")]
+fn ends_of_block(entries: &Entries) -> Option<(crate::types::Block, Epoch, Epoch)> {
     let (first, last) = (entries.get(0), entries.get(TABLE_FANOUT - 1));
     let fits = !first.is_absent() && first.addr().index() == 0 && !last.is_absent();
     let birth = first.birth().min(last.birth());
@@ -210,11 +211,10 @@ impl Editor<'_> {
     /// Creates a leaf with the mapping of a block entry; the reference moves from the block to its pages.
     fn demote(&mut self, entry: MapEntry) -> (NodeId, MapEntry) {
         let block = entry.addr().block();
-        if planted(Bug::DemotionKeepsPageCounts) {
-            self.space.decr_block(block, self.until);
-        } else {
-            self.space.demote(block);
-        }
+        correct!(
+            self.space.demote(block),
+            Bug::DemotionKeepsPageCounts => self.space.decr_block(block, self.until)
+        );
         self.tables.create(0, self.epoch, Entries::of_block(entry))
     }
 
@@ -268,10 +268,7 @@ impl Editor<'_> {
     fn promote(&mut self, volume: &VolumeRecord, path: &Path) {
         let &(leaf, _) = path.last().expect("a path has a table");
         let entries = self.tables.node(leaf).entries();
-        let block = match planted(Bug::PromotesIncompleteRun) {
-            true => ends_of_block(entries),
-            false => entries.as_block(),
-        };
+        let block = correct!(entries.as_block(), Bug::PromotesIncompleteRun => ends_of_block(entries));
         let Some((block, birth, _)) = block.filter(|&(_, oldest, _)| oldest > volume.shared_at) else { return };
         self.space.promote(block);
         self.tables.remove(leaf);
@@ -289,7 +286,7 @@ impl Editor<'_> {
     pub fn is_alone_for_good(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
         Ok(self
             .alone_after(volume, at)?
-            .is_some_and(|until| until <= self.confirmed || planted(Bug::WritesInPlaceTooEarly)))
+            .is_some_and(|until| correct!(until <= self.confirmed, Bug::WritesInPlaceTooEarly => true)))
     }
 
     /// If the data at `at` is exclusive to this volume: returns up to where the journal must be durable for

@@ -6,7 +6,7 @@
 //! complete: maps outside it keep the old page.
 
 use crate::format::{Kind, MapEntry, MovedRun};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::pending_free;
 use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 
@@ -124,11 +124,13 @@ impl Editor<'_> {
                 refer(self, family, part, entry, &nodes, &mut out);
             }
             if part.level == 0 {
-                let lost = planted(Bug::GatherFreesShared) && referring.first() != Some(&i);
-                replace(self, family, part, node, if lost { &[] } else { moved }, &mut out);
-                if lost {
-                    lose(self, part, node, moved);
-                }
+                correct!(
+                    replace(self, family, part, node, moved, &mut out),
+                    Bug::GatherFreesShared => match referring.first() == Some(&i) {
+                        true => replace(self, family, part, node, moved, &mut out),
+                        false => lose(self, part, node, moved),
+                    }
+                );
                 promote_shared(self, family, part, node, &nodes);
             }
         }
@@ -167,6 +169,7 @@ fn mark(family: &Family, part: usize, changes: &mut [bool]) {
 const _: () = assert!(BLOCK_PAGES as usize == TABLE_FANOUT);
 
 /// For the planted bug: releases the pages that a leaf refers to, while it continues to refer to them.
+#[cfg(feature = "planted")]
 fn lose(editor: &mut Editor<'_>, part: &SubMap, node: NodeId, moved: &[MovedRun]) {
     debug_assert_eq!(part.level, 0);
     for run in moved {
@@ -207,7 +210,7 @@ fn own_shared(editor: &mut Editor<'_>, part: &SubMap, node: NodeId) -> (NodeId, 
         }
         (0..known).for_each(|_| editor.unshare_table(at));
     }
-    let birth = if planted(Bug::GatherMakesTablesYoung) { editor.epoch } else { part.entry.birth() };
+    let birth = correct!(part.entry.birth(), Bug::GatherMakesTablesYoung => editor.epoch);
     editor.tables.create_shared(part.level, birth, entries, known, lost)
 }
 
@@ -253,7 +256,7 @@ fn replace(
         for slot in run.slots() {
             let old = editor.tables.node(node).entry(slot);
             let Some(to) = is_moved(old, slot, run) else { continue };
-            let birth = if planted(Bug::GatherRejuvenates) { editor.epoch } else { old.birth() };
+            let birth = correct!(old.birth(), Bug::GatherRejuvenates => editor.epoch);
             editor.tables.set(node, slot, MapEntry::page(to, birth));
             editor.space.decr_page(old.addr(), editor.until);
             editor.space.incr_page(to);
@@ -280,9 +283,8 @@ fn promote_shared(editor: &mut Editor<'_>, family: &Family, part: &SubMap, node:
     (1..part.by.len()).for_each(|_| editor.space.incr_block(block));
     // What makes the table exclusive to the family may not be durable yet, and makes the block exclusive
     // from here on.
-    if !planted(Bug::GatherForgetsLosses) {
-        editor.space.note_lost(block, editor.tables.lost_until_of(node));
-    }
+    let until = editor.tables.lost_until_of(node);
+    correct!(editor.space.note_lost(block, until), Bug::GatherForgetsLosses => ());
     editor.tables.remove(node);
     let entry = MapEntry::block(block, oldest);
     refer(editor, family, part, entry, nodes, &mut Gathered::default());

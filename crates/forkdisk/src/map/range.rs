@@ -2,8 +2,8 @@
 //! entries elsewhere.
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
-use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Epoch, VirtualPage, entry_span, table_span};
+use crate::planted::correct;
+use crate::types::{BLOCK_PAGES, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
@@ -74,13 +74,13 @@ impl Editor<'_> {
         let Some((addr, birth)) = run.data else {
             return Ok(Shared::pages(self.unmap_step(target, to, VirtualPage(to.0 + n))?.0 - to.0));
         };
-        let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + n as usize;
         target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
-        self.tables.set_run(leaf, slots.clone(), MapEntry::page(addr, birth));
+        let entry = MapEntry::page(addr, correct!(birth, Bug::RangeCloneRejuvenates => self.epoch));
+        self.tables.set_run(leaf, slots.clone(), entry);
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
         target.count_seams(self.seams_around(leaf, slots), 0);
@@ -151,20 +151,22 @@ fn share_entry(
     };
     // From here on no lookup can miss. The new reference first: the old one may be to something below the
     // same table.
-    if !planted(Bug::SharedTableUncounted) || level == 1 {
-        editor.share(entry);
-    }
+    correct!(editor.share(entry), Bug::SharedTableUncounted => if level == 1 { editor.share(entry) });
     match gone {
         Replaced::Table(table) => shared.replaced = Some((table, level - 1)),
         Replaced::Shared(table) => editor.unshare_table(table),
         Replaced::Leaf(leaf) => _ = editor.drop_leaf(leaf),
     }
-    if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
-        let young = MapEntry::table(entry.table_ref(), Epoch(editor.epoch.0), entry.checksum()).mapping(entry.mapped());
-        editor.tables.set(id, slot, young);
-    } else {
-        editor.tables.set(id, slot, entry);
-    }
+    let copy = correct!(
+        entry,
+        Bug::SharedTableRejuvenates => match entry.kind() {
+            Kind::Table => {
+                MapEntry::table(entry.table_ref(), editor.epoch, entry.checksum()).mapping(entry.mapped())
+            }
+            _ => entry,
+        }
+    );
+    editor.tables.set(id, slot, copy);
     if entry.kind() == Kind::Table || old.kind() == Kind::Table {
         target.estimated = true;
         target.count_seams(source.seams_among(comes), target.seams_among(goes));

@@ -10,7 +10,7 @@ use slab::Slab;
 
 use crate::format::ordered::{Slots, child_slots, is_ordered};
 use crate::format::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr};
 
 use super::entries::Entries;
@@ -446,8 +446,8 @@ impl Tables {
             1 => entries.iter().map(mapped_at_once).sum(),
             _ => 0,
         };
-        let mapped = if planted(Bug::TableCountsOneShort) { mapped.saturating_sub(1) } else { mapped };
-        let resolved = (checksum, mapped as u32);
+        let mapped = correct!(mapped as u32, Bug::TableCountsOneShort => mapped.saturating_sub(1) as u32);
+        let resolved = (checksum, mapped);
         self.placed.get_mut(&node.key).expect("placed when it was frozen").1 = Some(resolved);
     }
 

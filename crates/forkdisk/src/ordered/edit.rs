@@ -53,6 +53,7 @@ impl Batch {
     }
 
     /// Moves the removals into a separate batch, for a planted bug that carries them out first.
+    #[cfg(feature = "planted")]
     pub fn take_removals(&mut self) -> Batch {
         Batch { removals: std::mem::take(&mut self.removals), ..Batch::default() }
     }

@@ -333,7 +333,9 @@ fn the_same_in_two_steps_would_stop_between_them() {
     let steps = world.run(|e, root| {
         // All pages on the paths to both keys are in memory.
         drop(e.tree_prepare(root, batch.clone())?);
-        let removals = e.tree_prepare(root, batch.clone().take_removals())?;
+        let mut removals = Batch::default();
+        removals.remove(lone);
+        let removals = e.tree_prepare(root, removals)?;
         e.tree_apply(root, removals);
         Ok(matches!(e.tree_prepare(root, batch.clone()), Err(Stop::Table(_))))
     });

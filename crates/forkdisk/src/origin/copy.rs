@@ -17,7 +17,7 @@ use crate::copier::{
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{Need, alloc};
 use crate::store::{EditError, Retry, Store, deleted_error, publish};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
@@ -102,10 +102,15 @@ impl<D: Device> Origin<D> {
             let copied =
                 copy_with_followers(self, store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
             // Also after a failure: exceptions found by others are durable, or nothing is written on them.
-            let believed = planted(Bug::VolatileBelievedDurable) && store.options.volatile.is_some();
-            if !planted(Bug::OriginBeforeRecord) && !believed {
-                store.clone().commit().await.map_err(EditError::Error)?;
-            }
+            let committed = correct!(
+                store.clone().commit().await,
+                Bug::OriginBeforeRecord => Ok(()),
+                Bug::VolatileBelievedDurable => match &store.options.volatile {
+                    Some(_) => Ok(()),
+                    None => store.clone().commit().await,
+                }
+            );
+            committed.map_err(EditError::Error)?;
             match copied {
                 Ok(()) => return Ok(()),
                 Err(EditError::Error(e)) => return Err(EditError::Error(e)),
@@ -260,15 +265,14 @@ async fn begin_copy<D: Device>(
         return Err(ended);
     }
     plan.check();
-    if planted(Bug::RecordBeforeCopy) {
-        publish(origin, store, &plan).await.map_err(EditError::Error)?;
-        store.clone().commit().await.map_err(EditError::Error)?;
-    }
     let Some(client) = publish::copy_client(store, origin.id) else {
         alloc::write_off(&mut store.meta.borrow_mut().space, plan.pages());
         return Err(EditError::Error(deleted_error()));
     };
-    let tickets = submit(origin, store, &client, &plan, gate);
+    let tickets = correct!(
+        submit(origin, store, &client, &plan, gate),
+        Bug::RecordBeforeCopy => submit_recorded(origin, store, &client, &plan, gate).await?
+    );
     Ok(StartedCopies { plan, tickets, _guard: guard })
 }
 
@@ -277,22 +281,37 @@ async fn end_copy<D: Device>(origin: &Origin<D>, store: &Rc<Store<D>>, begun: St
     let mut outcome = Ok(());
     for (at, ticket) in &begun.tickets {
         let failed = match ticket.wait_done().await {
-            Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
-                Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e)
-            }
+            Err(CopyError::Read(e)) => correct!(
+                Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e),
+                Bug::OriginCopyErrorSwallowed => continue
+            ),
             Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
             // Cancelled because another job of the group failed, which reports why.
             Ok(()) | Err(_) => continue,
         };
         outcome = outcome.and(Err(failed));
     }
-    if outcome.is_ok() && !planted(Bug::RecordBeforeCopy) {
-        outcome = publish(origin, store, &begun.plan).await;
+    if outcome.is_ok() {
+        outcome = correct!(publish(origin, store, &begun.plan).await, Bug::RecordBeforeCopy => Ok(()));
     }
     if outcome.is_err() {
         alloc::write_off(&mut store.meta.borrow_mut().space, begun.plan.pages());
     }
     outcome
+}
+
+/// Publishes the copies and commits their record, then submits them.
+#[cfg(feature = "planted")]
+async fn submit_recorded<D: Device>(
+    origin: &Origin<D>,
+    store: &Rc<Store<D>>,
+    client: &Rc<Client>,
+    plan: &CopyPlan,
+    gate: &WriteGate,
+) -> std::result::Result<Vec<(VirtualPage, JobHandle)>, EditError> {
+    publish(origin, store, plan).await.map_err(EditError::Error)?;
+    store.clone().commit().await.map_err(EditError::Error)?;
+    Ok(submit(origin, store, client, plan, gate))
 }
 
 /// Submits the copies. Pages that several snapshots need are read once.

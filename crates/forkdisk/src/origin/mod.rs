@@ -36,7 +36,7 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, VolumeRecord};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::publish::publish_admitted;
 use crate::store::{Store, deleted_error};
 use crate::sync::{Flushes, LockMode, RangeLocks};
@@ -136,12 +136,12 @@ impl<D: Device> Origin<D> {
     /// durable.
     async fn flush_new_snapshots(&self) -> Vec<VolumeId> {
         // They stay in the list during the flush: every other commit has to wait for a flush, too.
-        let covered = self.unflushed_snapshots.borrow().clone();
+        let covered = correct!(
+            self.unflushed_snapshots.borrow().clone(),
+            Bug::SettledTooEarly => self.unflushed_snapshots.take()
+        );
         if covered.is_empty() {
             return Vec::new();
-        }
-        if planted(Bug::SettledTooEarly) {
-            self.unflushed_snapshots.take();
         }
         let flushed = self.flush().await;
         // Another flush may have handled some of them, or they may have been withdrawn: decide only on those
@@ -150,8 +150,7 @@ impl<D: Device> Origin<D> {
             self.unflushed_snapshots.borrow_mut().extract_if(.., |id| covered.contains(id)).collect();
         match flushed {
             Ok(()) => Vec::new(),
-            Err(_) if planted(Bug::SettledFromCopy) => covered,
-            Err(_) => decided,
+            Err(_) => correct!(decided, Bug::SettledFromCopy => covered),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::catalog::{Catalog, ExceptionView, Failure, exceptions};
 use crate::copier::DataChecksums;
 use crate::map::Stop;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
@@ -124,7 +124,7 @@ impl CopyPlan {
 }
 
 /// Search for the first page whose old contents a snapshot would lose.
-pub struct ExceptionSearch {
+pub struct MissingException {
     origin: VolumeId,
     first: VirtualPage,
     last: VirtualPage,
@@ -135,29 +135,24 @@ pub struct ExceptionSearch {
     found: Option<VirtualPage>,
 }
 
-impl ExceptionSearch {
+impl MissingException {
     /// Searches from `first` to before `last`.
-    pub fn new(origin: VolumeId, first: VirtualPage, last: VirtualPage) -> ExceptionSearch {
-        ExceptionSearch { origin, first, last, views: Vec::new(), view: 0, at: first, found: None }
+    pub fn new(origin: VolumeId, first: VirtualPage, last: VirtualPage) -> MissingException {
+        MissingException { origin, first, last, views: Vec::new(), view: 0, at: first, found: None }
     }
 
     /// Searches on from where the last attempt stopped.
     pub fn advance(&mut self, meta: &mut Catalog) -> std::result::Result<Option<VirtualPage>, Failure> {
-        let now = exceptions::copy_out_views(meta, self.origin);
+        let views = exceptions::copy_out_views(meta, self.origin);
+        let now = correct!(
+            views,
+            Bug::OldCopyTakenForNew => views.into_iter().map(from_first_snapshot).collect(),
+            Bug::IndependentNotKept => views.into_iter().filter(is_chained).collect()
+        );
         if now != self.views {
             (self.views, self.view, self.at, self.found) = (now, 0, self.first, None);
         }
         while let Some(&view) = self.views.get(self.view) {
-            let view = match view {
-                ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
-                    ExceptionView::chained(VolumeId(0))
-                }
-                ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
-                    (self.view, self.at) = (self.view + 1, self.first);
-                    continue;
-                }
-                view => view,
-            };
             let end = self.found.unwrap_or(self.last);
             if exceptions::missing_exception(meta, self.origin, view, &mut self.at, end)?.is_some() {
                 self.found = Some(self.at);
@@ -166,4 +161,18 @@ impl ExceptionSearch {
         }
         Ok(self.found)
     }
+}
+
+/// The view of a snapshot that begins with the first exception of all.
+#[cfg(feature = "planted")]
+fn from_first_snapshot(view: ExceptionView) -> ExceptionView {
+    match view {
+        ExceptionView::Chained { below, .. } => ExceptionView::Chained { from: VolumeId(0), below },
+        ExceptionView::Independent(_) => view,
+    }
+}
+
+#[cfg(feature = "planted")]
+fn is_chained(view: &ExceptionView) -> bool {
+    matches!(view, ExceptionView::Chained { .. })
 }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use crate::catalog::{ExceptionView, PageSource};
 use crate::device::{Buf, Device, Segment, Segments, add_segment};
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::Store;
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
@@ -41,7 +41,7 @@ impl<D: Device> Origin<D> {
     ) -> (Result<()>, Buf) {
         let end = offset + buf.len() as u64;
         // Nothing is written under a read that goes to the origin.
-        let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
+        let chunks = correct!(self.chunks(offset, end), Bug::OriginReaderNotHeld => 0..0);
         let _held = self.locks.lock(chunks, LockMode::Shared).await;
         let _plan = store.generations.enter();
         // Results stay when a table has to be loaded: a large range may need more than the cache holds.

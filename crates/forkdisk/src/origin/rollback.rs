@@ -23,7 +23,7 @@ use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::exception::CHUNKS_PER_LIST;
 use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::Need;
 use crate::store::{EditError, Store, no_space_error};
 use crate::sync::{Event, LockMode, RangeLocks};
@@ -62,7 +62,7 @@ impl<D: Device> Origin<D> {
     /// Like [`read`](Self::read), with the valid contents: during a rollback, chunks that are not rolled back
     /// are read from the snapshot.
     pub async fn read_current(&self, store: &Store<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        if self.rollback(store).is_none() || planted(Bug::RollbackNotShown) {
+        if correct!(self.rollback(store).is_none(), Bug::RollbackNotShown => true) {
             return self.read(offset, buf).await;
         }
         let end = offset + buf.len() as u64;
@@ -293,10 +293,10 @@ async fn roll_back_chunks<D: Device>(
         for part in parts.iter().flat_map(pieces) {
             let (read, buf) = read_snapshot(origin, store, rollback, part.start, part.end).await;
             read.map_err(EditError::Error)?;
-            let held = match planted(Bug::RolledBackWithoutCopy) {
-                true => None,
-                false => Some(origin.admit(store, part.start, part.end, None).await?),
-            };
+            let held = correct!(
+                Some(origin.admit(store, part.start, part.end, None).await?),
+                Bug::RolledBackWithoutCopy => None
+            );
             let segment = Segment { offset: part.start, at: 0, len: buf.len() };
             origin.counters.writes.add(&[segment]);
             let (written, _) = origin.device.write(buf, smallvec![segment], false).await;
@@ -320,15 +320,15 @@ async fn note_back<D: Device>(
     store: &Rc<Store<D>>,
     chunks: Range<u64>,
 ) -> std::result::Result<(), EditError> {
-    let mut flushed = planted(Bug::BackBeforeFlush);
+    let mut flushed = false;
     let mut at = chunks.start;
-    while at < chunks.end && !planted(Bug::BackNotNoted) {
+    while correct!(at < chunks.end, Bug::BackNotNoted => false) {
         let (back, n) = store.retry_on_miss(|meta| rollback::is_rolled_back(meta, origin.id, at, chunks.end)).await?;
         // One record covers chunks that share a list.
         let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
         if !back {
             if !flushed {
-                origin.flush().await.map_err(EditError::Error)?;
+                correct!(origin.flush().await.map_err(EditError::Error)?, Bug::BackBeforeFlush => ());
                 flushed = true;
             }
             let record = Record::ChunksRolledBack { origin: origin.id, first: at, count: n as u32 };
@@ -410,10 +410,10 @@ async fn rollback_step<D: Device>(origin: &Origin<D>, store: &Rc<Store<D>>) -> s
         to = to.min(list + CHUNKS_PER_LIST);
     }
     origin.flush().await.map_err(EditError::Error)?;
-    let to = if planted(Bug::CursorTooFar) { (to + 1).min(last) } else { to };
+    let to = correct!(to, Bug::CursorTooFar => (to + 1).min(last));
     let snapshot = if to == last { NO_VOLUME } else { snapshot };
     let record = Record::RollbackProgress { origin: origin.id, snapshot, cursor: to };
-    origin.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
+    origin.rollback_task.ending.set(correct!(to == last, Bug::RollbackEndBelieved => false));
     let moved = store.retry_on_miss(|meta| {
         exceptions::advance_rollback(meta, origin.id, snapshot, to)?;
         meta.journal.append(&record);

@@ -9,7 +9,7 @@ use crate::catalog::{Catalog, Changes, VolumeInfo, check_origin_text, check_size
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::publish::publish_admitted;
 use crate::store::{Store, deleted_error};
 use crate::sync::LockMode;
@@ -217,9 +217,7 @@ impl<D: Device> Origins<D> {
         if !store.options.read_only {
             // After a kill, written data may be in a volatile cache only: flush, so that what is read and
             // stamped from now on stays.
-            if !planted(Bug::StampedUnflushed) {
-                origin.flush().await?;
-            }
+            correct!(origin.flush().await?, Bug::StampedUnflushed => ());
             let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
             let tells = known.is_empty() || are_comparable(known, &place.identity) || change == OriginChange::Identity;
             let identity = if tells { &place.identity } else { known };
@@ -504,13 +502,11 @@ async fn check_same_device<D: Device>(
     match &record.stamp {
         Some(stamp) => {
             let now = sample::hashes(device, size).await?;
-            let differs = |&zone: &usize| stamp.written >> zone & 1 == 0 && stamp.hashes[zone] != now[zone];
+            let differs = |zone: usize| stamp.written >> zone & 1 == 0 && stamp.hashes[zone] != now[zone];
             let since = if protects.clean { "stopped" } else { "opened last, where forkdisk has not written" };
-            match (0..ZONES).find(differs) {
-                Some(_) if !planted(Bug::OtherDeviceTaken) => {
-                    other(format!("its contents have changed since it was {since}"))
-                }
-                _ => Ok(()),
+            match correct!((0..ZONES).any(differs), Bug::OtherDeviceTaken => false) {
+                true => other(format!("its contents have changed since it was {since}")),
+                false => Ok(()),
             }
         }
         None if protects.clean && fingerprint(device).await? != protects.identity.fingerprint => {

@@ -6,14 +6,14 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::{EditError, Retry, Store, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
-use super::plan::ExceptionSearch;
+use super::plan::MissingException;
 use super::stream::Streams;
 
 /// Zeroes written at once, in bytes.
@@ -88,7 +88,7 @@ impl<D: Device> Origin<D> {
         self.check_alive()?;
         self.mark_dirty(store).await?;
         self.note_written(store, offset, end)?;
-        let (mut without_copy, mut came_late) = (false, false);
+        let mut came_late = false;
         loop {
             let chunks = self.chunks(offset, end);
             let held = match self.locks.try_lock(chunks.clone(), LockMode::Shared) {
@@ -102,17 +102,12 @@ impl<D: Device> Origin<D> {
                 None => self.locks.lock(chunks, LockMode::Shared).await,
             };
             let plan = store.generations.enter();
-            if without_copy {
-                return Ok((held, plan));
-            }
             if self.first_missing_exception(store, offset, end).await?.is_none() {
                 self.check_alive()?;
                 // After a failure of the pool, exceptions may exist in memory only.
-                if !planted(Bug::OriginIgnoresFailedPool) {
-                    store.check_alive()?;
-                }
-                let deletion = self.is_deletion_pending(store) && !planted(Bug::PendingDeletionBelieved);
-                let note = self.is_note_pending(store) && !planted(Bug::WrittenNotedLate);
+                correct!(store.check_alive()?, Bug::OriginIgnoresFailedPool => ());
+                let deletion = correct!(self.is_deletion_pending(store), Bug::PendingDeletionBelieved => false);
+                let note = correct!(self.is_note_pending(store), Bug::WrittenNotedLate => false);
                 if !deletion && !note {
                     return Ok((held, plan));
                 }
@@ -121,10 +116,17 @@ impl<D: Device> Origin<D> {
                 continue;
             }
             drop((plan, held));
-            match self.copy_out(store, offset, end, patience.as_deref_mut()).await {
-                Err(_) if planted(Bug::WrittenWithoutCopy) => without_copy = true,
-                copied => copied?,
-            }
+            let copied = self.copy_out(store, offset, end, patience.as_deref_mut()).await;
+            correct!(
+                copied?,
+                Bug::WrittenWithoutCopy => match copied {
+                    Ok(()) => (),
+                    Err(_) => return Ok((
+                        self.locks.lock(self.chunks(offset, end), LockMode::Shared).await,
+                        store.generations.enter(),
+                    )),
+                }
+            );
         }
     }
 
@@ -136,11 +138,9 @@ impl<D: Device> Origin<D> {
 
     /// First byte of the range whose old contents a snapshot would lose.
     pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
-        let mut last = VirtualPage(end.div_ceil(PAGE_BYTES));
-        if planted(Bug::SecondChunkForgotten) {
-            last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE_BYTES));
-        }
-        let mut search = ExceptionSearch::new(self.id, VirtualPage(offset / PAGE_BYTES), last);
+        let last = correct!(end, Bug::SecondChunkForgotten => end.min((offset / self.chunk + 1) * self.chunk));
+        let (first, last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(last.div_ceil(PAGE_BYTES)));
+        let mut search = MissingException::new(self.id, first, last);
         let mut retry = Retry::new(store);
         loop {
             let found = search.advance(&mut store.meta.borrow_mut());

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::map::Stop;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::alloc;
 use crate::store::transaction::retry_after_checkpoint;
 use crate::store::{deleted_error, publish, times};
@@ -118,20 +118,18 @@ impl<D: Device> Pool<D> {
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
-            for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
-                origin.note_snapshots(&self.store, &ids);
+            for origin in &origins {
+                correct!(origin.note_snapshots(&self.store, &ids), Bug::OriginNotFlushed => ());
             }
             Ok(ids)
         };
         let ids = retry_after_checkpoint(&self.store, new_snapshots).await?;
         // Planned writes in place end first; newer writes break already.
-        if !planted(Bug::SnapshotIgnoresWriters) {
-            self.store.generations.barrier().await;
-        }
+        correct!(self.store.generations.barrier().await, Bug::SnapshotIgnoresWriters => ());
         // The contents of an origin become those of the snapshot: make them durable.
         let mut flushed = Ok(());
-        for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
-            flushed = flushed.and(origin.flush().await);
+        for origin in &origins {
+            flushed = flushed.and(correct!(origin.flush().await, Bug::OriginNotFlushed => Ok(())));
         }
         if let Err(error) = flushed {
             self.store
@@ -318,19 +316,17 @@ impl<D: Device> Pool<D> {
         if size > crate::types::MAX_POOL_SIZE {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
-        if !planted(Bug::GrowLengthNotDurable) {
-            publish::lengthen(&self.store, size).await?;
-        }
-        self.store
-            .verb(|meta| {
+        let lengthen = async || publish::lengthen(&self.store, size).await;
+        let record = async || {
+            let decide = |meta: &mut Catalog| {
                 // It may have grown further while the device grew.
                 refuse_smaller(meta.size())?;
                 Ok((Record::Grow { size }, ()))
-            })
-            .await?;
-        if planted(Bug::GrowLengthNotDurable) {
-            publish::lengthen(&self.store, size).await?;
-        }
+            };
+            self.store.verb(decide).await
+        };
+        correct!(lengthen().await?, Bug::GrowLengthNotDurable => record().await?);
+        correct!(record().await?, Bug::GrowLengthNotDurable => lengthen().await?);
         self.store.full.set(false);
         self.store.space_changed.notify();
         // It has grown even if a full host blocks the checkpoint.

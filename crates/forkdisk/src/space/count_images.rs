@@ -9,7 +9,7 @@ use crate::format::{
     BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, PINNED, Seed, Slot,
     count_log_page, encode_count_segment, page_checksum,
 };
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{tree, view_counts};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
@@ -151,9 +151,7 @@ fn begin_work(space: &mut Space, way: CountsTarget) {
     let mut done = WrittenCounts { roots, log: space.logged.end, large: space.large_counts };
     if matches!(way, CountsTarget::Pages) {
         leaves.extend(space.logged.nodes());
-        if !planted(Bug::CountLogOutlivesPages) {
-            done.log = CountLog::default();
-        }
+        correct!(done.log = CountLog::default(), Bug::CountLogOutlivesPages => ());
     }
     let todo = leaves.into_iter().rev().collect();
     let (new, images, outdated, freed) = Default::default();
@@ -247,7 +245,7 @@ fn next_segment(space: &mut Space) -> Vec<Image> {
         write_pages_instead_of_log(space);
         return Vec::new();
     }
-    let first = if planted(Bug::CountLogOverwritten) { 0 } else { space.logged.end.pages };
+    let first = correct!(space.logged.end.pages, Bug::CountLogOverwritten => 0);
     let log = space.logged.end.with(space.uuid, &bytes);
     let work = space.work.as_mut().expect("between freeze and finish");
     (work.level, work.done.log) = (3, log);
@@ -297,8 +295,7 @@ fn next_image(space: &mut Space, node: CountNode) -> Result<Option<Image>, Miss>
         }
         _ => point(space, node, &mut page, old.used),
     };
-    let other = if planted(Bug::CountSlotOverwritten) { |slot| slot } else { Slot::other };
-    let slot = old.slot.map_or(Slot::A, other);
+    let slot = old.slot.map_or(Slot::A, |slot| correct!(slot.other(), Bug::CountSlotOverwritten => slot));
     let at = node.page(slot);
     let seed = Seed { pool: space.uuid, page: at, level: COUNT_SEED + node.level, birth: 0 };
     let entry = CountEntry { slot: Some(slot), checksum: page_checksum(&seed, page.bytes()), used, common: 0 };
@@ -343,7 +340,7 @@ fn notes_above(space: &Space, node: CountNode, old: &CountEntry) -> Option<u16> 
 /// Applies the frozen deltas to a leaf; returns the pages in use, and adds to `freed` those without
 /// references left. The leaf takes over its common count.
 fn apply(space: &Space, node: CountNode, common: u16, page: &mut CountPage, freed: &mut Runs) -> u64 {
-    let common = if planted(Bug::CommonCountsLost) { 0 } else { u32::from(common) };
+    let common = correct!(u32::from(common), Bug::CommonCountsLost => 0);
     let mut used = 0;
     for i in 0..LEAF_BLOCKS {
         let block = Block(node.first_block().0 + i as u64);
@@ -410,10 +407,10 @@ fn take_over(space: &mut Space) -> Runs {
     if space.cache.len() + work.images.len() > space.cache_limit {
         space.cache.clear();
     }
-    if !planted(Bug::StaleCountsCached) {
-        work.outdated.iter().for_each(|node| drop(space.cache.remove(node)));
-        space.cache.extend(work.images);
+    for node in &work.outdated {
+        correct!(drop(space.cache.remove(node)), Bug::StaleCountsCached => ());
     }
+    correct!(space.cache.extend(work.images), Bug::StaleCountsCached => ());
     work.freed
 }
 

@@ -27,7 +27,7 @@ use std::ops::Range;
 
 use crate::bits::Bitmap;
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout, PINNED};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
@@ -295,15 +295,11 @@ impl Space {
     pub fn decr_pages(&mut self, first: PageAddr, n: u64, until: u64) {
         for (block, pages) in by_block(first, n) {
             self.current.lose(block, pages.clone(), until);
-            let gone = self.unreferenced(block, pages);
-            self.current.note_gone(gone);
-        }
-        if planted(Bug::FreedSpaceReusedAtOnce) {
-            for page in (first.0..first.0 + n).map(PageAddr) {
-                if self.page_count(page) == Ok(0) {
-                    tree::give_back(self, page);
-                }
-            }
+            let gone = self.unreferenced(block, pages.clone());
+            correct!(
+                self.current.note_gone(gone),
+                Bug::FreedSpaceReusedAtOnce => reuse_at_once(self, block, pages, gone)
+            );
         }
     }
 
@@ -446,6 +442,17 @@ impl Space {
     fn untouched(&self, block: Block, bits: Bitmap) -> Bitmap {
         let (a, b, c) = (self.current.touched(block), self.frozen.touched(block), self.kept.withheld(block));
         std::array::from_fn(|i| bits[i] & !a[i] & !b[i] & !c[i])
+    }
+}
+
+/// Notes pages without references, and makes them allocatable.
+#[cfg(feature = "planted")]
+fn reuse_at_once(space: &mut Space, block: Block, pages: Range<usize>, gone: u64) {
+    space.current.note_gone(gone);
+    for page in pages.map(|index| block.page(index)) {
+        if space.page_count(page) == Ok(0) {
+            tree::give_back(space, page);
+        }
     }
 }
 

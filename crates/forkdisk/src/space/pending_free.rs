@@ -4,7 +4,7 @@
 //! Released tables are not reported: until the next checkpoint is durable, the last one points to them.
 
 use crate::bits::{Bitmap, bit};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Runs, Space, push};
@@ -21,9 +21,7 @@ pub fn decr_table(space: &mut Space, page: PageAddr, until: u64) {
 
 /// Notes that a page that is about to be released holds metadata.
 pub fn mark_table(space: &mut Space, page: PageAddr) {
-    if !planted(Bug::DeadTablesDiscarded) {
-        space.current.mark_table(page);
-    }
+    correct!(space.current.mark_table(page), Bug::DeadTablesDiscarded => ());
 }
 
 /// Returns pages with released data in the next few blocks from `from` on that were not reported before,

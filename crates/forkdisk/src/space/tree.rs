@@ -2,7 +2,7 @@
 
 use crate::bits::{ALL, Bitmap, mask, pages_in};
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Space};
@@ -90,10 +90,10 @@ pub(super) fn page(space: &mut Space, node: CountNode) -> Result<Option<&CountPa
             Ok(space.cache.get(&node))
         }
         None => Ok(None),
-        Some(slot) if planted(Bug::OrphanedCountSlotTaken) => {
-            Err(Miss::Count { node, page: node.page(slot.other()), checksum: entry.checksum })
+        Some(slot) => {
+            let page = node.page(correct!(slot, Bug::OrphanedCountSlotTaken => slot.other()));
+            Err(Miss::Count { node, page, checksum: entry.checksum })
         }
-        Some(slot) => Err(Miss::Count { node, page: node.page(slot), checksum: entry.checksum }),
     }
 }
 
@@ -152,7 +152,7 @@ fn search(space: &mut Space, leaf: CountNode) -> Result<(), Miss> {
 /// Makes the free pages of a block known; pages known already stay known.
 pub(super) fn search_block(space: &mut Space, block: Block) -> Result<(), Miss> {
     let bits = free_by_leaf(space, block)?;
-    let bits = if planted(Bug::SearchFindsTaken) { bits } else { space.untouched(block, bits) };
+    let bits = correct!(space.untouched(block, bits), Bug::SearchFindsTaken => bits);
     add_free(space, block, bits);
     Ok(())
 }

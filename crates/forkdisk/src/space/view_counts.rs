@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use crate::bits::{Bitmap, bit};
 use crate::format::{CountEntry, CountNode, CountPage};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::tree;
 use crate::types::{Block, PageAddr};
 
@@ -82,7 +82,7 @@ pub fn view(space: &Space) -> Option<u64> {
 
 /// Called before a checkpoint changes this leaf, whose old contents are `page`.
 pub(super) fn keep_image(space: &mut Space, node: CountNode, page: Option<&CountPage>) {
-    let Some(images) = space.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
+    let Some(images) = correct!(space.kept.images.as_mut(), Bug::ViewTakesNewCounts => None) else { return };
     images.entry(node).or_insert_with(|| page.cloned());
     if images.len() > MAX_IMAGES {
         space.kept.images = None;
@@ -96,7 +96,7 @@ pub(super) fn keeps(space: &Space, leaf: CountNode) -> bool {
 
 /// Called before a checkpoint changes this leaf or its common count; the old entry is `entry`.
 pub(super) fn keep_common(space: &mut Space, node: CountNode, entry: &CountEntry) {
-    if view(space).is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
+    if correct!(view(space).is_none() || node.level > 0, Bug::ViewTakesNewCounts => true) {
         return;
     }
     space.kept.commons.entry(node).or_insert(entry.common);
@@ -125,7 +125,7 @@ pub fn view_counts(space: &mut Space, block: Block) -> Result<Counts, Miss> {
 /// Withholds pages that a checkpoint after the view's freed, if the view is still live; otherwise returns
 /// them.
 pub fn withhold(space: &mut Space, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
-    if view(space).is_none() || planted(Bug::ViewHoldsNothing) {
+    if correct!(view(space).is_none(), Bug::ViewHoldsNothing => true) {
         return freed;
     }
     space.returning = 0;

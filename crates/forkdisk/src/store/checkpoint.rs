@@ -24,7 +24,7 @@ use crate::format::{
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::{Refusal, Step, WrittenCounts, alloc, count_images, pending_free, view_counts};
 use crate::store::{count_log_flush, host_enospc, view};
@@ -271,23 +271,25 @@ async fn checkpoint_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             break frozen;
         }
     };
-    if planted(Bug::SuperblockBeforePages) {
-        let counted = {
-            let old = store.superblock.borrow();
-            WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
-        };
-        let early = next_superblock(store, &frozen, counted);
-        write_superblock_slot(store, &early, 0).await?;
-    }
-    write_maps(store, &frozen).await?;
+    correct!(write_maps(store, &frozen).await?, Bug::SuperblockBeforePages => write_maps_late(store, &frozen).await?);
     let counts = write_counts(store).await?;
     let superblock = next_superblock(store, &frozen, counts);
     let flushed = store.flush_device().await;
-    if !planted(Bug::SuperblockAfterFailedFlush) {
-        flushed?;
-    }
+    correct!(flushed?, Bug::SuperblockAfterFailedFlush => ());
     write_superblock(store, &superblock).await?;
     finish(store, frozen.start, seen).await
+}
+
+/// Writes the superblock, then the maps that it points to.
+#[cfg(feature = "planted")]
+async fn write_maps_late<D: Device>(store: &Rc<Store<D>>, frozen: &Frozen) -> Result<()> {
+    let counted = {
+        let old = store.superblock.borrow();
+        WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
+    };
+    let early = next_superblock(store, frozen, counted);
+    write_superblock_slot(store, &early, 0).await?;
+    write_maps(store, frozen).await
 }
 
 fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: WrittenCounts) -> Superblock {
@@ -301,7 +303,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         directory: store.meta.borrow().tables.resolve_addr(frozen.directory),
         directory_level: frozen.directory_level,
         directory_pages: frozen.directory_pages,
-        start: if planted(Bug::ReplayStartsTooLate) { store.meta.borrow_mut().journal.mark() } else { frozen.start },
+        start: correct!(frozen.start, Bug::ReplayStartsTooLate => store.meta.borrow_mut().journal.mark()),
         counts: counted.roots,
         count_log: counted.log,
         large_counts: counted.large,
@@ -441,15 +443,18 @@ async fn write_superblock_slot<D: Device>(store: &Rc<Store<D>>, superblock: &Sup
 /// Writes both slots, one after the other, each durable before the next step. The slot that the last open
 /// did not choose comes first: the other may be the only valid one.
 pub async fn write_superblock<D: Device>(store: &Rc<Store<D>>, superblock: &Superblock) -> Result<()> {
-    let chosen = store.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
+    let slot = store.superblock_slot.get();
+    let chosen = correct!(slot, Bug::ChosenSuperblockFirst => 1 - slot);
     for slot in [1 - chosen, chosen] {
-        if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
-            continue;
-        }
-        if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
-            continue;
-        }
-        write_superblock_slot(store, superblock, slot).await?;
+        correct!(
+            write_superblock_slot(store, superblock, slot).await?,
+            Bug::SecondSuperblockSkipped => if slot == 0 {
+                write_superblock_slot(store, superblock, slot).await?
+            },
+            Bug::OlderSuperblockChosen => if slot as u64 != superblock.generation % 2 {
+                write_superblock_slot(store, superblock, slot).await?
+            }
+        );
         store.flush_device().await?;
     }
     *store.superblock.borrow_mut() = superblock.clone();
@@ -475,15 +480,12 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
         }
         (freed, is_held)
     };
-    if !planted(Bug::PlanOutlivesPage) {
-        store.generations.barrier().await;
-    }
+    correct!(store.generations.barrier().await, Bug::PlanOutlivesPage => ());
     // A plan made before the freeze may have published one of these pages since.
-    let freed = if planted(Bug::DiscardAfterReuse) {
-        freed
-    } else {
-        count_images::still_free(&store.meta.borrow().space, freed)
-    };
+    let freed = correct!(
+        count_images::still_free(&store.meta.borrow().space, freed),
+        Bug::DiscardAfterReuse => freed
+    );
     let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
     store.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
     store.counters.checkpoints.add(1);
@@ -525,7 +527,7 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let old = store.superblock.borrow();
         let (generation, incarnation) = (old.generation + 1, old.incarnation + 1);
         // Before the first record of this open, in the journal or in the volatile log.
-        let transactions = old.transactions || !planted(Bug::FeatureBitAfterTransaction);
+        let transactions = correct!(true, Bug::FeatureBitAfterTransaction => old.transactions);
         Superblock { generation, incarnation, clean: false, transactions, ..old.clone() }
     };
     // What recovery read may be in a volatile cache only.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::{checkpoint, host_enospc, times};
 use crate::sync::Event;
 use crate::types::PAGE_SIZE;
@@ -114,9 +114,14 @@ async fn next_commit<D: Device>(store: Rc<Store<D>>) -> Result<()> {
         return Ok(());
     }
     let commits = &store.commits;
-    // Planted bug: join the commit that is already running. It still waits once, so callers cannot loop.
-    let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
-    let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
+    // The bug joins the commit that is already running. It still waits once, so callers cannot loop.
+    let ticket = correct!(
+        commits.asked.get() + 1,
+        Bug::FlushJoinsRunningCommit => match commits.begun.get() > commits.ended.get() {
+            true => commits.begun.get(),
+            false => commits.asked.get() + 1,
+        }
+    );
     commits.asked.set(commits.asked.get().max(ticket));
     start_commits(&store);
     while commits.ended.get() < ticket {
@@ -141,10 +146,8 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
             store.interval.begin_commit();
             let covered = commits.begun.get();
             store.counters.commit_group.observe(covered - commits.ended.get());
-            if let Err(error) = commit_once(&store).await
-                && !planted(Bug::FailedFlushForgotten)
-            {
-                store.fail(&error);
+            if let Err(error) = commit_once(&store).await {
+                correct!(store.fail(&error), Bug::FailedFlushForgotten => error);
             }
             commits.ended.set(covered);
             commits.changed.notify();
@@ -177,18 +180,16 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     if taken.groups.is_empty() {
         store.flush_device().await?;
     } else {
-        if !taken.covers_data && !planted(Bug::DataFlushSkipped) {
+        if correct!(!taken.covers_data, Bug::DataFlushSkipped => false) {
             store.flush_device().await?;
         }
         for groups in merge_groups(taken.groups) {
             write_groups(store, groups).await?;
         }
-        if !planted(Bug::JournalFlushSkipped) {
-            store.flush_device().await?;
-        }
+        correct!(store.flush_device().await?, Bug::JournalFlushSkipped => ());
         let journal = &mut store.meta.borrow_mut().journal;
         journal.set_durable(taken.next);
-        journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
+        journal.durable_recorded(correct!(taken.claims_durable, Bug::ConfirmedTooEarly => taken.next));
     }
     store.meta.borrow_mut().journal.committed(taken.next);
     if store.meta.borrow().directory.gathering().next().is_some() {

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 
 use super::Store;
 
@@ -17,32 +17,33 @@ impl<D: Device> Store<D> {
                 self.flushes.wait().await;
                 continue;
             };
-            let flushed = self.flush_now().await;
+            let flushed = flush_now(self).await;
             running.end();
             flushed?;
         }
         self.check_failed()
     }
 
-    async fn flush_now(&self) -> Result<()> {
-        self.counters.flushes.add(1);
-        let once = async || self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
-        let mut outcome = once().await;
-        if planted(Bug::FailedFlushRetried) && outcome.is_err() {
-            outcome = once().await;
-        }
-        if let Err(error) = &outcome
-            && !planted(Bug::FailedFlushForgotten)
-        {
-            self.fail(error);
-            // The state of the data that records map is unknown from here on.
-            super::end_volatile(self);
-        }
-        outcome
-    }
-
     /// Refuses after a failure of the pool.
     pub fn check_failed(&self) -> Result<()> {
         self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
     }
+}
+
+async fn flush_now<D: Device>(store: &Store<D>) -> Result<()> {
+    store.counters.flushes.add(1);
+    let once = async || store.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+    let outcome = correct!(
+        once().await,
+        Bug::FailedFlushRetried => match once().await {
+            Ok(()) => Ok(()),
+            Err(_) => once().await,
+        }
+    );
+    if let Some(error) = correct!(outcome.as_ref().err(), Bug::FailedFlushForgotten => None) {
+        store.fail(error);
+        // The state of the data that records map is unknown from here on.
+        super::end_volatile(store);
+    }
+    outcome
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::catalog::Failure;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::{LocalFuture, yield_now};
 use crate::space::{Runs, pending_free, view_counts};
 use crate::store::view;
@@ -240,9 +240,11 @@ async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
     }
     // A commit may have to wait for the checkpoint that waits here.
     let mut sealed = pin!(store.commit_sealed());
-    if !planted(Bug::DeadDiscardedBeforeDurable)
-        && unless(&mut sealed, store.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err())
-    {
+    let is_open = correct!(
+        unless(&mut sealed, store.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err()),
+        Bug::DeadDiscardedBeforeDurable => false
+    );
+    if is_open {
         return Ok(false);
     }
     // Readers may be under way, and a write may still publish a page it was given.
@@ -252,7 +254,7 @@ async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
             let mut dead =
                 pending_free::still_pending(&mut meta.space, &dead).map_err(|miss| Failure::Stop(miss.into()))?;
             let journal = &mut meta.journal;
-            let durable = if planted(Bug::DeadDiscardedBeforeDurable) { u64::MAX } else { journal.durable_seq() };
+            let durable = correct!(journal.durable_seq(), Bug::DeadDiscardedBeforeDurable => u64::MAX);
             dead.retain(|&(first, pages)| {
                 meta.space.lost_until(first.block()) <= durable && journal.checksums.may_overwrite(first, pages)
             });

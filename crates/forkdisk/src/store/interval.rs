@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 
 use super::Store;
 
@@ -41,7 +41,7 @@ impl<D: Device> Store<D> {
 }
 
 fn begin_interval<D: Device>(store: &Rc<Store<D>>) {
-    if store.options.commit_interval.is_zero() || planted(Bug::IntervalForgotten) {
+    if correct!(store.options.commit_interval.is_zero(), Bug::IntervalForgotten => true) {
         return;
     }
     store.interval.since.set(store.runtime.now());

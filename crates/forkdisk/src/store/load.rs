@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::ordered::is_ordered;
 use crate::format::{CountPage, MapEntry, Seed, decode_table, page_checksum};
 use crate::map::{Entries, Stop, TableMiss};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space;
 use crate::space::tree;
@@ -245,7 +245,7 @@ async fn read_counts<D: Device>(store: &Store<D>, miss: space::Miss) -> Result<(
         Error::new(ErrorKind::Corrupt, why)
     };
     let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
-    if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
+    if correct!(page_checksum(&seed, &bytes) != checksum, Bug::OrphanedCountSlotTaken => false) {
         return Err(damaged("its checksum does not match"));
     }
     let counts = CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
@@ -294,7 +294,7 @@ pub async fn read_table<D: Device>(
 ) -> Result<Box<[MapEntry; TABLE_FANOUT]>> {
     let bytes = read_page(store, page).await?;
     let seed = Seed { pool, page, level, birth: entry.birth().0 };
-    if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
+    if correct!(page_checksum(&seed, &bytes) != entry.checksum(), Bug::TableChecksumIgnored => false) {
         return Err(damaged_table_error(level, page, "its checksum does not match"));
     }
     let pages = store.meta.borrow().space.layout().pages();

@@ -15,7 +15,7 @@ use crate::format::{
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::Runtime;
 use crate::space::{Space, Step, alloc, count_images, count_log};
 use crate::store::{checkpoint, commit, count_log_flush, load, publish, replay, takeover, times};
@@ -298,10 +298,7 @@ pub async fn read_superblock<D: Device>(device: &D) -> Result<OpenedPool> {
         ));
         flaws.push(flaw);
     }
-    found.sort_by_key(|(s, _)| s.generation);
-    if planted(Bug::OlderSuperblockChosen) {
-        found.reverse();
-    }
+    found.sort_by_key(|(s, _)| correct!(s.generation, Bug::OlderSuperblockChosen => u64::MAX - s.generation));
     if let Some((superblock, slot)) = found.pop() {
         return Ok(OpenedPool { superblock, slot, flaw: flawed });
     }
@@ -379,7 +376,7 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         if recovery.volatile > 0 {
             // Its group states that the groups before it are durable.
             takeover::commit_left_behind(store).await?;
-        } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
+        } else if correct!(unsealed, Bug::RecoveryLeavesUnsealed => false) {
             // The next recovery must accept the same groups, whatever their pages hold then.
             checkpoint::activate(store).await?;
             commit::seal(store).await?;

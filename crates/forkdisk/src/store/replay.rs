@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     DataChecksum, Decoded, JournalGroup, Record, data_checksum, decode_group, find_group, length_of_group,
 };
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::alloc;
 use crate::types::{PAGE_SIZE, PageAddr};
 
@@ -91,7 +91,7 @@ pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
             }
         };
         let stale = next.group.incarnation < incarnation || next.group.incarnation > newest;
-        if stale && !planted(Bug::StaleIncarnationReplayed) {
+        if correct!(stale, Bug::StaleIncarnationReplayed => false) {
             window.drain(..(head - window_at) as usize);
             break;
         }
@@ -113,7 +113,11 @@ pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
         // Records before the start of the checkpoint were durable when it was; their pages may have been
         // written in place since.
         let is_said = group.next() <= start.sequence;
-        if !is_said && !planted(Bug::VouchedNotVerified) && !is_there(store, &group.checksums).await? {
+        let is_lost = correct!(
+            !is_said && !is_there(store, &group.checksums).await?,
+            Bug::VouchedNotVerified => false
+        );
+        if is_lost {
             break;
         }
         apply_group(store, &group, start.sequence).await?;
@@ -124,7 +128,7 @@ pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
 
 async fn apply_group<D: Device>(store: &Store<D>, taken: &ReplayedData, start: u64) -> Result<()> {
     for (i, record) in taken.records.iter().enumerate() {
-        if taken.group.first + i as u64 >= start || planted(Bug::RecoveryReplaysTwice) {
+        if correct!(taken.group.first + i as u64 >= start, Bug::RecoveryReplaysTwice => true) {
             replay_record(store, record).await?;
         }
     }

@@ -11,9 +11,8 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::Record;
 use crate::journal::{RecoveredRecord, invalidate, recover};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::{checkpoint, replay};
 
 use super::Store;
@@ -23,31 +22,44 @@ pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> 
     let Some(log) = &store.options.volatile else { return Ok(0) };
     let left = {
         let (superblock, meta) = (store.superblock.borrow(), store.meta.borrow());
-        recover(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_group_end(place))
+        let (uuid, incarnation) = (superblock.checksum_uuid, superblock.incarnation);
+        let is_place = |place| meta.journal.has_group_end(place);
+        correct!(
+            recover(log, uuid, incarnation, is_place),
+            Bug::VolatileEndedEarly => ended(log, recover(log, uuid, incarnation, is_place))
+        )
     };
     let next = store.meta.borrow().journal.next();
-    let is_new = |left: &&RecoveredRecord| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
+    let is_new = |left: &&RecoveredRecord| correct!(left.sequence >= next, Bug::VolatileReplayedTwice => true);
     let mut taken = 0;
     for left in left.iter().filter(is_new) {
-        if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
-            replay::replay_record(store, &left.record).await?;
-        }
+        correct!(
+            replay::replay_record(store, &left.record).await?,
+            Bug::VolatileForgetsAttributes => match &left.record {
+                crate::format::Record::SetAttributes { .. } => (),
+                record => replay::replay_record(store, record).await?,
+            }
+        );
         if !store.options.read_only {
             store.meta.borrow_mut().journal.append_recovered(left);
         }
         taken += 1;
     }
-    if planted(Bug::VolatileEndedEarly) {
-        invalidate(&log.memory);
-    }
     Ok(taken)
+}
+
+/// Discards the volatile log whose records are `left`.
+#[cfg(feature = "planted")]
+fn ended(log: &crate::journal::VolatileLog, left: Vec<RecoveredRecord>) -> Vec<RecoveredRecord> {
+    crate::journal::invalidate(&log.memory);
+    left
 }
 
 /// Makes durable what was replayed from the volatile log, under the incarnation that wrote it.
 pub(super) async fn commit_left_behind<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     // A commit or checkpoint of a new incarnation would invalidate the log before its records are
     // durable.
-    store.active.set(!planted(Bug::VolatileTakenOverActive));
+    correct!(store.active.set(true), Bug::VolatileTakenOverActive => store.active.set(false));
     let outcome = store.clone().commit().await;
     store.active.set(false);
     outcome

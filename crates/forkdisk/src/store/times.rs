@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, directory};
 use crate::device::Device;
 use crate::format::{Attributes, Record, VolumeState};
 use crate::live::LastChange;
@@ -59,7 +59,7 @@ pub fn record_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId
         return;
     }
     // On a full pool it waits until a checkpoint has written other pages.
-    if !meta.directory.has_changed(id) && meta.reserve(Need::Step).is_err() {
+    if directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err() {
         return store.times.volumes.borrow_mut().push(id);
     }
     let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;

@@ -10,7 +10,7 @@ use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
 use crate::format::Record;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 
 use super::Store;
 
@@ -35,17 +35,20 @@ impl<D: Device> Store<D> {
         match &parts[..] {
             [] => Ok(()),
             [only] => self.publish(meta, only),
-            _ if planted(Bug::TransactionSplitInVolatileLog) || planted(Bug::TransactionSplitOverGroups) => {
-                parts.iter().try_for_each(|part| {
-                    if planted(Bug::TransactionSplitOverGroups) {
-                        meta.journal.mark();
-                    }
-                    self.publish(meta, part)
-                })
-            }
-            _ => self.publish(meta, &Record::Transaction { parts }),
+            _ => correct!(
+                self.publish(meta, &Record::Transaction { parts }),
+                Bug::TransactionSplitInVolatileLog => parts.iter().try_for_each(|part| self.publish(meta, part)),
+                Bug::TransactionSplitOverGroups => parts.iter().try_for_each(|part| publish_apart(self, meta, part))
+            ),
         }
     }
+}
+
+/// Publishes a part in a group of its own.
+#[cfg(feature = "planted")]
+fn publish_apart<D: Device>(store: &Store<D>, meta: &mut Catalog, part: &Record) -> Result<()> {
+    meta.journal.mark();
+    store.publish(meta, part)
 }
 
 /// Runs `change`, a synchronous section that publishes. If that finds no space, once more after a checkpoint:

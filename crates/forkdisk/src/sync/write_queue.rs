@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use crate::error::Result;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::BLOCK_PAGES;
 
 /// What the queued writes before a write allow it to do.
@@ -60,7 +60,7 @@ impl<P> Queued<P> {
     fn is_near(&self, pages: &Range<u64>) -> bool {
         let blocks = |pages: &Range<u64>| pages.start / BLOCK_PAGES..(pages.end - 1) / BLOCK_PAGES + 1;
         let (a, b) = (blocks(&self.pages), blocks(pages));
-        a.start <= b.end && b.start <= a.end && !planted(Bug::NeighbourOvertakes)
+        correct!(a.start <= b.end && b.start <= a.end, Bug::NeighbourOvertakes => false)
     }
 
     fn overlaps(&self, pages: &Range<u64>) -> bool {

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
 use crate::map::Editor;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::Need;
 use crate::store::EditError;
@@ -98,17 +98,15 @@ async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
         let done = upkeep
             .store
             .retry_no_alloc(|meta| {
-                let Some(volume) = meta.directory.change(id) else { return Ok(true) };
-                if planted(Bug::DeleteKeepsCounts) {
-                    return Ok(true);
-                }
+                let volume = correct!(meta.directory.change(id), Bug::DeleteKeepsCounts => None);
+                let Some(volume) = volume else { return Ok(true) };
                 // The record of the deletion was published before.
                 let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
                 let mut editor =
                     Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
                 let of_origin = volume.record.origin_record.is_some();
                 let done = editor.reap_step(&mut volume.record)?;
-                if done && !planted(Bug::ReapedRootStays) {
+                if correct!(done, Bug::ReapedRootStays => false) {
                     // Exceptions may take more steps: a checkpoint in between must not point to freed
                     // tables.
                     volume.record.root = MapEntry::ABSENT;

@@ -17,7 +17,7 @@ use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CountEntry, CountLog, Layout, SUPERBLOCK_PAGES, Superblock};
 use crate::origin::Origins;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::Runtime;
 use crate::space::{Space, Step, count_images};
 use crate::store::{OpenOptions, OpenedPool, Store, open, read_superblock};
@@ -75,11 +75,10 @@ pub async fn plan_repair<D: Device>(device: D, runtime: Rc<dyn Runtime>) -> Resu
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
         pages += if counts.whole > 0 { 256 } else { counts.pages.iter().filter(|&&n| n > 0).count() as u64 };
-        if planted(Bug::RepairCountsOnce) {
-            space.incr_pages(block.page(0), 256);
-            continue;
-        }
-        space.set_counts(block, counts);
+        correct!(
+            space.set_counts(block, counts),
+            Bug::RepairCountsOnce => space.incr_pages(block.page(0), 256)
+        );
     }
     count_images::freeze(&mut space);
     let mut replacements = Vec::new();
@@ -94,7 +93,7 @@ pub async fn plan_repair<D: Device>(device: D, runtime: Rc<dyn Runtime>) -> Resu
         generation: superblock.generation + 1,
         counts: counted.roots,
         large_counts: counted.large,
-        count_log: if planted(Bug::RepairKeepsLog) { superblock.count_log } else { CountLog::default() },
+        count_log: correct!(CountLog::default(), Bug::RepairKeepsLog => superblock.count_log),
         ..superblock
     };
     for slot in [1 - chosen, chosen] {

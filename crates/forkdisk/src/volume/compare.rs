@@ -5,10 +5,10 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Kind, VolumeRecord, VolumeState};
 use crate::map::{Stop, Tables, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::store::{Store, deleted_error};
-use crate::types::{BLOCK_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 /// Result of comparing a range of two volumes, in the terms of `thin_delta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,9 +218,16 @@ pub(crate) async fn compare_from<D: Device>(
         None => Err(deleted_error()),
     };
     let (stop, class) = compare_step(store, (a, size(a)?), (b, size(b)?), at, end).await?;
-    let is_same = class == DiffClass::Same || class == DiffClass::RightOnly && planted(Bug::ChangesLeaveOutHoles);
-    if is_same && planted(Bug::ChangesTakeTheFirstPage) {
-        return Ok(((at / BLOCK_SIZE + 1).saturating_mul(BLOCK_SIZE).min(end), true));
-    }
-    Ok((stop, is_same))
+    let is_same = correct!(
+        class == DiffClass::Same,
+        Bug::ChangesLeaveOutHoles => matches!(class, DiffClass::Same | DiffClass::RightOnly)
+    );
+    let until = correct!(
+        stop,
+        Bug::ChangesTakeTheFirstPage => match is_same {
+            true => (at + 1).next_multiple_of(crate::types::BLOCK_SIZE).min(end),
+            false => stop,
+        }
+    );
+    Ok((until, is_same))
 }

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
 use crate::live::{CopyPart, InflightBreak, QuotaClaims};
 use crate::map::{Run, Stop, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{AllocRequest, Need, Refusal, alloc};
 use crate::sync::QueuedWrite;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
@@ -187,8 +187,10 @@ impl WritePlan {
         for &(at, len, data) in runs {
             let part = match data {
                 Some(_) => at..at + len,
-                None if planted(Bug::CopyFillsHoles) => at..at + len,
-                None => at.max(touched.start)..(at + len).min(touched.end),
+                None => correct!(
+                    at.max(touched.start)..(at + len).min(touched.end),
+                    Bug::CopyFillsHoles => at..at + len
+                ),
             };
             match out.last_mut() {
                 Some(last) if last.end == part.start => last.end = part.end.max(part.start),
@@ -278,20 +280,24 @@ impl<D: Device> Volume<D> {
         let parts = self.start_copies(&work.plan, &bytes);
         give_followers(&queued, work, &parts);
         let copies = self.live.begin_break(parts, &queued, work.plan.end() * PAGE_BYTES);
-        let early = planted(Bug::CopyMappedBeforeWritten);
-        let mut result = if early { self.publish(&work.plan).await } else { Ok(()) };
-        result = result.and(self.write_uncopied(work, &bytes).await);
+        let written = correct!(
+            self.write_uncopied(work, &bytes).await,
+            Bug::CopyMappedBeforeWritten => self.publish(&work.plan).await.and(self.write_uncopied(work, &bytes).await)
+        );
         for part in &copies.parts {
             part.ticket.wait_submitted().await;
         }
         queued.submitted(&work.merged);
         let copied = self.await_copies(work, &copies).await;
-        result = match result.and(copied) {
-            Ok(()) if !early => self.publish(&work.plan).await,
-            Err(e) if planted(Bug::CancelledCopyMapped) && work.plan.copies.len() > 1 => {
-                self.publish(&work.plan).await.and(Err(e))
-            }
-            other => other,
+        let result = match written.and(copied) {
+            Ok(()) => correct!(self.publish(&work.plan).await, Bug::CopyMappedBeforeWritten => Ok(())),
+            Err(e) => correct!(
+                Err(e),
+                Bug::CancelledCopyMapped => match work.plan.copies.len() {
+                    0 | 1 => Err(e),
+                    _ => self.publish(&work.plan).await.and(Err(e)),
+                }
+            ),
         };
         self.live.end_break(&copies, result.clone());
         let mut buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
@@ -370,8 +376,7 @@ impl<D: Device> Volume<D> {
         let source = |&(len, old): &(u64, OldContents)| {
             let from = match old {
                 OldContents::At(page) => CopySource::Device(place(page)),
-                OldContents::Hole if planted(Bug::CopyFillsHoles) => CopySource::Given,
-                OldContents::Hole => CopySource::Zeroes,
+                OldContents::Hole => correct!(CopySource::Zeroes, Bug::CopyFillsHoles => CopySource::Given),
                 OldContents::Covered => CopySource::Given,
             };
             Piece { len: len * PAGE_BYTES, from }

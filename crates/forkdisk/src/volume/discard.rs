@@ -5,7 +5,7 @@ use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::Need;
 use crate::store::{EditError, no_space_error};
 use crate::sync::LockMode;
@@ -89,7 +89,7 @@ impl<D: Device> Volume<D> {
         if first >= end {
             return Ok(());
         }
-        let held = if planted(Bug::DiscardIgnoresWriters) { end..end } else { first..end };
+        let held = correct!(first..end, Bug::DiscardIgnoresWriters => end..end);
         let _lock = self.live.locks.lock(held, LockMode::Exclusive).await;
         let mut at = first;
         let mut retried = false;

@@ -15,7 +15,7 @@ use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
 use crate::live::{QuotaClaim, QuotaClaims};
 use crate::map::{Editor, Run, Stop, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
@@ -159,8 +159,8 @@ impl WritePlan {
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
-            let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
-                || planted(Bug::WritesSharedInPlace) && run.data.is_some();
+            let is_young = |(_, birth)| correct!(birth > record.shared_at, Bug::WritesSharedInPlace => true);
+            let mut alone = run.data.is_some_and(is_young);
             let has_room = may_fault && editor.space.reserve(Need::Write(len), checkpoint).is_ok();
             // While there is space, pages that a snapshot most likely holds are not looked up in the counts.
             let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
@@ -292,7 +292,7 @@ impl WritePlan {
         }
         let stop = ((page.0 + 1) * PAGE_BYTES).min(self.end);
         let within = (self.next % PAGE_BYTES) as usize;
-        let from = old.filter(|_| !planted(Bug::NeighboursLostInBreak));
+        let from = correct!(old, Bug::NeighboursLostInBreak => None);
         self.partials.push(Partial { at, len: (stop - self.next) as usize, within, from, to });
         self.next = stop;
     }

@@ -13,7 +13,7 @@ use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::Need;
 use crate::store::no_space_error;
@@ -48,10 +48,7 @@ impl<D: Device> Volume<D> {
             return Ok(FlattenReport { independent: true, ..report });
         };
         let bytes = (*below).min(self.size());
-        if planted(Bug::FlattenRecordFirst) {
-            self.store.note(|_| Ok((Record::Flatten { id: self.id }, ())))?;
-        }
-        let mut at = 0;
+        let mut at = correct!(0, Bug::FlattenRecordFirst => record_first(self)?);
         while let Some(next) = self.next_backed_page(at, pages_of(bytes)).await? {
             if !progress((next * PAGE_BYTES).min(bytes), bytes) {
                 self.store.clone().commit().await?;
@@ -108,10 +105,10 @@ impl<D: Device> Volume<D> {
     /// bytes read for it.
     async fn copy_from_backing(&self, pages: Range<u64>, mut moved: impl FnMut(u64)) -> Result<u64> {
         // Holds the pages like a write that completes them from the backing: no write comes in between.
-        let _pages = match planted(Bug::FlattenIgnoresWriters) {
-            true => None,
-            false => Some(self.live.edges.lock(pages.clone(), LockMode::Exclusive).await),
-        };
+        let _pages = correct!(
+            Some(self.live.edges.lock(pages.clone(), LockMode::Exclusive).await),
+            Bug::FlattenIgnoresWriters => None
+        );
         let (mut at, mut copied) = (pages.start, 0);
         while let Some(first) = self.next_backed_page(at, pages.end).await? {
             at = self.next_own_page(first, pages.end).await?;
@@ -169,6 +166,13 @@ impl<D: Device> Volume<D> {
         drop(edges);
         self.store.clone().commit().await
     }
+}
+
+/// Records that the volume is independent; returns the first page to copy.
+#[cfg(feature = "planted")]
+fn record_first<D: Device>(volume: &Volume<D>) -> Result<u64> {
+    volume.store.note(|_| Ok((Record::Flatten { id: volume.id }, ())))?;
+    Ok(0)
 }
 
 /// Parts of `bytes` with other bytes than zeroes, in whole pages except for the last.

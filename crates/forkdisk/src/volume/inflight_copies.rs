@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::copier::ProvidedBytes;
 use crate::device::{Buf, Device};
 use crate::live::{CopyPart, InflightBreak};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::sync::QueuedWrite;
 
 use super::Volume;
@@ -33,9 +33,8 @@ impl<D: Device> Volume<D> {
         for part in &parts {
             let (from, to) = (part.range.start.max(range.start), part.range.end.min(range.end));
             let place = (from - offset) as usize..(to - offset) as usize;
-            if !planted(Bug::JoinedWriteLost) {
-                part.ticket.give(ProvidedBytes { at: from - part.range.start, range: place, bytes: bytes.clone() });
-            }
+            let given = ProvidedBytes { at: from - part.range.start, range: place, bytes: bytes.clone() };
+            correct!(part.ticket.give(given), Bug::JoinedWriteLost => true);
         }
         let mut submitted = true;
         for part in &parts {
@@ -60,7 +59,8 @@ impl<D: Device> Volume<D> {
             return None;
         }
         let takes = |part: &&CopyPart| {
-            planted(Bug::JoinedWriteTooLate) || part.ticket.takes(range.start.max(part.range.start) - part.range.start)
+            let at = range.start.max(part.range.start) - part.range.start;
+            correct!(part.ticket.takes(at), Bug::JoinedWriteTooLate => true)
         };
         let joins = |b: &&Rc<InflightBreak>| {
             let in_order =

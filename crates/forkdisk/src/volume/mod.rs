@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::store::{Hooks, Store, deleted_error, publish, times};
 use crate::types::VolumeId;
 
@@ -188,10 +188,14 @@ impl<D: Device> Volume<D> {
         if let Backing::Origin(origin) = &self.backing {
             return origin.flush().await;
         }
-        if planted(Bug::FlushCoversOneVolume) && !self.store.meta.borrow().directory.has_changed(self.id) {
-            return Ok(());
-        }
-        self.store.commit_for_client().await
+        correct!(
+            self.store.commit_for_client().await,
+            Bug::FlushCoversOneVolume => if self.store.meta.borrow().directory.has_changed(self.id) {
+                self.store.commit_for_client().await
+            } else {
+                Ok(())
+            }
+        )
     }
 
     fn record<'a>(&self, meta: &'a Catalog) -> &'a VolumeRecord {

@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use crate::device::{Buf, Device};
 use crate::error::{ErrorKind, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space::alloc;
 use crate::store::{EditError, Retry, WhenFull, checkpoint, events, no_space_error};
@@ -149,7 +149,7 @@ impl<D: Device> Volume<D> {
                     break ended;
                 }
             };
-            match planned {
+            match correct!(planned, Bug::FullLeavesHalf => publish_half(self, planned, work).await?) {
                 Ok(()) => return Ok(guard),
                 // The quota may have room for this write without the merged ones.
                 Err(EditError::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.merged.is_empty() => {
@@ -161,7 +161,6 @@ impl<D: Device> Volume<D> {
                     self.return_pages(work);
                     return Err(e);
                 }
-                Err(EditError::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
                 Err(EditError::NoSpace) => {}
             }
             drop(guard);
@@ -237,6 +236,19 @@ impl<D: Device> Volume<D> {
         }
         if self.store.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
     }
+}
+
+/// Maps what a plan that found no space has allocated; returns how planning ended.
+#[cfg(feature = "planted")]
+async fn publish_half<D: Device>(
+    volume: &Volume<D>,
+    planned: std::result::Result<(), EditError>,
+    work: &PendingWrite,
+) -> Result<std::result::Result<(), EditError>> {
+    if let Err(EditError::NoSpace) = planned {
+        volume.publish(&work.plan).await?;
+    }
+    Ok(planned)
 }
 
 impl<D: Device> Volume<D> {

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::map::shared_level;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::Need;
 use crate::store::{EditError, no_space_error};
 use crate::sync::LockMode;
@@ -54,9 +54,7 @@ impl<D: Device> Volume<D> {
         while done < len {
             let n = COPY_BYTES.min(len - done);
             let (read, buf) = source.read_range(from + done, self.store.device.buffer(n as usize)).await;
-            if !planted(Bug::CopyErrorSwallowed) {
-                read?;
-            }
+            correct!(read?, Bug::CopyErrorSwallowed => ());
             self.write_range(to + done, buf, false, false).await.0?;
             done += n;
         }

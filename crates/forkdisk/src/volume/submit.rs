@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, IoResult, Segment, Segments, add_segment};
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::sync::{MergedWrite, QueuedWrite};
 use crate::types::PAGE_SIZE;
 
@@ -85,9 +85,7 @@ impl<D: Device> Volume<D> {
         whole[lead..at].copy_from_slice(own);
         for taken in along {
             at += taken.with_payload(|more| {
-                if !planted(Bug::TakenAlongForgotten) {
-                    whole[at..at + more.len()].copy_from_slice(more);
-                }
+                correct!(whole[at..at + more.len()].copy_from_slice(more), Bug::TakenAlongForgotten => ());
                 more.len()
             });
         }
@@ -105,9 +103,6 @@ impl<D: Device> Volume<D> {
 
     /// Reads and completes the pages of which only a part is written.
     pub(super) async fn compose(&self, work: &PendingWrite, data: &[u8]) -> Result<Vec<Buf>> {
-        if planted(Bug::MappedBeforeWritten) {
-            self.publish(&work.plan).await?;
-        }
         let mut pages = Vec::with_capacity(work.plan.partials.len());
         for partial in &work.plan.partials {
             pages.push(self.complete(partial, data).await?);
@@ -125,14 +120,20 @@ impl<D: Device> Volume<D> {
                 result.map_err(|e| Error::io(format!("reading {} to complete a page", self.shown_name()), e))?;
                 page = read;
             }
-            None if planted(Bug::ZeroFillSkipped) => {
-                // The new page has old contents of another owner: write all of it, zeroes included.
-                let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
-                page = self.store.device.read(page, smallvec![segment]).await.1;
-            }
-            None => page.fill(0),
+            // The new page has old contents of another owner: write all of it, zeroes included.
+            None => correct!(
+                page.fill(0),
+                Bug::ZeroFillSkipped => page = read_old(self, partial, page).await
+            ),
         }
         page[partial.within..partial.within + partial.len].copy_from_slice(&data[partial.at..partial.at + partial.len]);
         Ok(page)
     }
+}
+
+/// Reads the old contents of the new page of `partial`.
+#[cfg(feature = "planted")]
+async fn read_old<D: Device>(volume: &Volume<D>, partial: &Partial, page: Buf) -> Buf {
+    let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
+    volume.store.device.read(page, smallvec![segment]).await.1
 }

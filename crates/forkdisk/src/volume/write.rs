@@ -9,7 +9,7 @@ use crate::catalog::{Catalog, Failure};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::space::alloc;
 use crate::store::{HostShortage, Retry, events};
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
@@ -51,7 +51,7 @@ impl<D: Device> Volume<D> {
             Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf, more)).await,
             Backing::None => self.write_unaligned(offset, buf, more).await,
         };
-        if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
+        if result.is_ok() && correct!(fua, Bug::FuaWithoutCommit => false) {
             return (Box::pin(self.store.commit_for_client()).await, buf);
         }
         (result, buf)
@@ -133,7 +133,7 @@ impl<D: Device> Volume<D> {
         // Plan: new pages for everything that cannot be overwritten.
         let (copying, held) = self.break_range(write.pages.clone());
         let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
-        let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        let mut lock = correct!(Some(lock), Bug::LockReleasedEarly => crate::planted::released(lock));
         let mut work = PendingWrite::new(write, buf.len(), self.store.device.block_size(), copying, held);
         let guard = match self.plan(&queued, &mut work, &mut lock).await {
             Ok(guard) => guard,
@@ -142,7 +142,14 @@ impl<D: Device> Volume<D> {
         work.plan.check();
         let (result, buf) = if work.plan.copies.is_empty() {
             // Compose: complete pages that are written in part.
-            match self.compose(&work, &buf).await {
+            let composed = correct!(
+                self.compose(&work, &buf).await,
+                Bug::MappedBeforeWritten => match self.publish(&work.plan).await {
+                    Ok(()) => self.compose(&work, &buf).await,
+                    Err(e) => Err(e),
+                }
+            );
+            match composed {
                 Ok(pages) => {
                     // Write.
                     let (written, buf) = self.submit_planned(queued, &mut work, pages, buf).await;
@@ -195,16 +202,15 @@ impl<D: Device> Volume<D> {
             return None;
         }
         let lock = self.live.locks.try_lock(pages.clone(), LockMode::Shared)?;
-        let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        let lock = correct!(Some(lock), Bug::LockReleasedEarly => crate::planted::released(lock));
         Some(InPlace { segments: plan.segments, held: (lock, self.store.generations.enter()) })
     }
 
     /// Publishes after a successful write.
     async fn publish_written(&self, plan: &WritePlan, written: Result<()>) -> Result<()> {
         match written {
-            Ok(()) if !planted(Bug::MappedBeforeWritten) => self.publish(plan).await,
-            Err(e) if planted(Bug::FailedWritePublished) => self.publish(plan).await.and(Err(e)),
-            other => other,
+            Ok(()) => correct!(self.publish(plan).await, Bug::MappedBeforeWritten => Ok(())),
+            Err(e) => correct!(Err(e), Bug::FailedWritePublished => self.publish(plan).await.and(Err(e))),
         }
     }
 

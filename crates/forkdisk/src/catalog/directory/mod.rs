@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::types::VolumeId;
 
 pub use descent::clones_of;
@@ -302,8 +302,8 @@ impl Directory {
 
     pub fn rename(&mut self, id: VolumeId, name: &str) {
         self.names_version += 1;
-        let kept = planted(Bug::RenameNotCheckpointed);
-        let volume = if kept { self.get_mut(id) } else { self.change(id) }.expect("an existing volume");
+        let volume = correct!(self.change(id), Bug::RenameNotCheckpointed => self.get_mut(id));
+        let volume = volume.expect("an existing volume");
         let name: Arc<str> = name.into();
         let old = std::mem::replace(&mut volume.record.name, name.clone());
         let parent = volume.record.parent;
@@ -341,6 +341,7 @@ impl Directory {
     }
 
     /// Whether this volume's page changed since the last checkpoint.
+    #[cfg(feature = "planted")]
     pub fn has_changed(&self, id: VolumeId) -> bool {
         self.get(id).is_some_and(|v| self.changed.contains(&(v.slot / SLOTS_PER_PAGE as u64)))
     }

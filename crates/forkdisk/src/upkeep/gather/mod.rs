@@ -25,7 +25,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::MovedRun;
 use crate::map::Stop;
-use crate::planted::{Bug, planted};
+use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::alloc;
 use crate::sync::{LockMode, PlanGuard};
@@ -239,9 +239,7 @@ async fn gather_watched<D: Device>(
     way: GatherMode,
 ) -> Result<Outcome> {
     // Writes in place that were planned before the pages were watched.
-    if !planted(Bug::GatherOvertakesWriters) {
-        upkeep.store.generations.barrier().await;
-    }
+    correct!(upkeep.store.generations.barrier().await, Bug::GatherOvertakesWriters => ());
     let plan = upkeep.store.generations.enter();
     let placed = upkeep
         .store
@@ -258,13 +256,7 @@ async fn gather_watched<D: Device>(
         Some(Placed::NoRoom) => return Ok(Outcome::NoSpace),
         Some(Placed::Moves(moved)) => moved,
     };
-    let plan = match planted(Bug::GatherOutlivesCheckpoint) {
-        true => {
-            drop(plan);
-            None
-        }
-        false => Some(plan),
-    };
+    let plan = correct!(Some(plan), Bug::GatherOutlivesCheckpoint => crate::planted::released(plan));
     let outcome = match copy_gathered(upkeep, id, &moved, plan.as_ref()).await {
         Ok(true) => publish_gathered(upkeep, id, at, &moved).await,
         Ok(false) => Ok(Outcome::Conflict),
