@@ -101,7 +101,6 @@
 #![deny(clippy::missing_errors_doc)]
 #![deny(clippy::iter_over_hash_type)]
 
-mod bits;
 mod catalog;
 #[doc(hidden)]
 pub mod copier;
@@ -119,7 +118,6 @@ mod origin;
 #[doc(hidden)]
 pub mod planted;
 mod pool;
-mod replace;
 mod runtime;
 mod space;
 mod store;

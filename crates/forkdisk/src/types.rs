@@ -1,6 +1,7 @@
 //! Identifiers and units, each with a separate type.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes in a page: the unit of mapping, of sharing and of metadata.
 pub const PAGE_SIZE: usize = 4096;
@@ -138,4 +139,75 @@ pub enum VolumeKind {
     Snapshot,
     /// An origin: a device that is protected in place.
     Origin,
+}
+
+pub type Bitmap = [u64; 4];
+
+pub const ALL: Bitmap = [u64::MAX; 4];
+const _: () = assert!(BLOCK_PAGES == 256);
+
+pub fn pages_in(bits: &Bitmap) -> u64 {
+    bits.iter().map(|w| u64::from(w.count_ones())).sum()
+}
+
+/// Returns the bits of `range`.
+pub fn mask(range: Range<usize>) -> Bitmap {
+    std::array::from_fn(|word| {
+        let (from, to) = (range.start.max(64 * word), range.end.min(64 * word + 64));
+        match to.checked_sub(from) {
+            None | Some(0) => 0,
+            Some(n) => u64::MAX >> (64 - n) << (from % 64),
+        }
+    })
+}
+
+/// Returns the first bit from `from` on that is not set, before `to`; or `to`.
+pub fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
+    let unset = mask(from..to).into_iter().zip(bits).enumerate().find_map(|(word, (mask, bits))| {
+        let unset = mask & !bits;
+        (unset != 0).then(|| 64 * word + unset.trailing_zeros() as usize)
+    });
+    unset.unwrap_or(to)
+}
+
+pub fn bit(bits: &Bitmap, i: usize) -> bool {
+    bits[i / 64] >> (i % 64) & 1 == 1
+}
+
+/// Iterates over the runs of set bits.
+pub fn rows(bits: Bitmap) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let unset = bits.map(|word| !word);
+        let start = first_unset(&unset, at, BLOCK_PAGES as usize);
+        at = first_unset(&bits, start, BLOCK_PAGES as usize);
+        (start < at).then_some(start..at)
+    })
+}
+
+/// As `Vec::splice`, for short lists of items that are cheap to copy.
+pub fn replace<T: Copy>(list: &mut Vec<T>, place: Range<usize>, new: &[T]) {
+    let (over, more) = new.split_at(new.len().min(place.len()));
+    list[place.start..place.start + over.len()].copy_from_slice(over);
+    match more {
+        [] => drop(list.drain(place.start + over.len()..place.end)),
+        more => more.iter().rev().for_each(|&item| list.insert(place.end, item)),
+    }
+}
+
+#[cfg(test)]
+mod replace_tests {
+    use super::*;
+
+    #[test]
+    fn it_is_a_splice() {
+        for (from, to, n) in (0..=6).flat_map(|from| (from..=6).flat_map(move |to| (0..5).map(move |n| (from, to, n))))
+        {
+            let (mut ours, mut theirs) = ([0, 1, 2, 3, 4, 5].to_vec(), [0, 1, 2, 3, 4, 5].to_vec());
+            let new: Vec<i32> = (10..10 + n).collect();
+            replace(&mut ours, from..to, &new);
+            theirs.splice(from..to, new);
+            assert_eq!(ours, theirs);
+        }
+    }
 }

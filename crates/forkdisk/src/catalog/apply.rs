@@ -1,6 +1,6 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use crate::catalog::directory::descent;
+use crate::catalog::directory::{self, descent};
 use crate::catalog::{exceptions, parts};
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
@@ -194,7 +194,7 @@ fn add_snapshots(
         };
         correct!(catalog.add_shared(snapshot), Bug::SnapshotWithoutCount => catalog.add(snapshot));
         catalog.raise_shared(*source);
-        descent::note_snapshot(&mut catalog.directory, *source);
+        directory::note_snapshot(&mut catalog.directory, *source);
     }
     catalog.advance();
     Ok(())

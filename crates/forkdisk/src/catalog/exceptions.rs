@@ -4,13 +4,14 @@
 //! not older than its own. So a piece can be handed to an older snapshot, or freed, without a visible change
 //! for living snapshots.
 
-use crate::format::exception::{CHUNKS_PER_LIST, Piece, piece};
+use crate::format::ordered::{CHUNKS_PER_LIST, Piece, piece};
 use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered::{self, Batch};
 use crate::planted::correct;
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
+use super::rollback::Rollback;
 use super::{Catalog, Failure};
 
 /// Pairs looked up or freed at once.
@@ -121,6 +122,14 @@ impl Catalog {
         Some((*record.origin_record.as_deref()?, record.chunk / PAGE_SIZE as u64))
     }
 
+    /// The running rollback of an origin.
+    pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
+        let record = &self.directory.get(origin)?.record;
+        let snapshot = record.origin_record.as_ref()?.rollback_to;
+        let (_, view) = self.view_of(snapshot)?;
+        Some(Rollback { snapshot, view, cursor: record.cursor })
+    }
+
     /// For a snapshot of an origin or a clone of one: the origin, and the exceptions that it sees.
     pub fn view_of(&self, id: VolumeId) -> Option<(VolumeId, ExceptionView)> {
         let record = &self.directory.get(id)?.record;
@@ -128,7 +137,8 @@ impl Catalog {
             return self.view_of(record.base);
         }
         let parent = self.directory.get(record.parent)?;
-        let of_origin = record.state == VolumeState::Snapshot && parent.record.state == VolumeState::Origin;
+        let states = (record.state, parent.record.state);
+        let of_origin = matches!(states, (VolumeState::Snapshot, VolumeState::Origin));
         let view = if record.flags.independent { ExceptionView::Independent(id) } else { ExceptionView::chained(id) };
         of_origin.then_some((parent.record.id, view))
     }
@@ -202,7 +212,7 @@ fn count_referenced(catalog: &mut Catalog, id: VolumeId, by: i64) {
     if let Some(volume) = catalog.directory.change(id) {
         let record = &mut volume.record;
         record.referenced = record.referenced.saturating_add_signed(by);
-        if record.state == VolumeState::Snapshot {
+        if matches!(record.state, VolumeState::Snapshot) {
             record.cursor = record.cursor.saturating_add_signed(by);
         }
     }
@@ -323,7 +333,7 @@ pub fn rollback_snapshot(catalog: &Catalog, origin: VolumeId) -> Option<String> 
 pub fn release_exceptions(catalog: &mut Catalog, id: VolumeId) -> Result<bool, Failure> {
     let Some(dead) = catalog.directory.get(id).map(|v| &v.record) else { return Ok(true) };
     let (origin, independent) = (dead.parent, dead.flags.independent);
-    let alive = catalog.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
+    let alive = catalog.directory.get(origin).is_some_and(|v| matches!(v.record.state, VolumeState::Origin));
     match (alive, independent) {
         (false, _) => Ok(true),
         (true, true) => {

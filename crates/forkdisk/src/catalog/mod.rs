@@ -17,7 +17,7 @@ mod watched;
 use crate::error::Error;
 use crate::format::{CopierSettings, Kind, MovedRun, NO_VOLUME, OriginRecord, VolumeRecord, VolumeState};
 use crate::journal::Journal;
-use crate::map::{Editor, Member, Shared, Stop, Tables};
+use crate::map::{Editor, Member, Shared, Stop, Tables, count_seams};
 use crate::planted::correct;
 use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
@@ -288,7 +288,7 @@ impl Catalog {
         }
         for (id, before, now) in correct!(done.seams, Bug::GatherKeepsSeams => Vec::new()) {
             let record = &mut self.directory.change(id).expect("a member").record;
-            record.count_seams(now, before);
+            count_seams(record, now, before);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::catalog::exceptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::exception::CHUNKS_PER_LIST;
+use crate::format::ordered::CHUNKS_PER_LIST;
 use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
 
 use super::{Catalog, ExceptionView, Failure, PageSource};
@@ -21,16 +21,6 @@ pub struct Rollback {
     pub view: ExceptionView,
     /// All chunks before this one are rolled back.
     pub cursor: u64,
-}
-
-impl Catalog {
-    /// The running rollback of an origin.
-    pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
-        let record = &self.directory.get(origin)?.record;
-        let snapshot = record.origin_record.as_ref()?.rollback_to;
-        let (_, view) = self.view_of(snapshot)?;
-        Some(Rollback { snapshot, view, cursor: record.cursor })
-    }
 }
 
 /// Refuses while a rollback of the origin is running.

@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use crate::sync::Event;
 
 use super::buffers::Buffers;
-use super::gate::{GateHold, WriteGate};
+use super::job::{GateHold, WriteGate};
 use super::job::{Progress, Pump};
 use super::queue::{Choice, Limits, Queues};
 use super::subjob::SubJob;

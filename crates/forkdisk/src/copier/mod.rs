@@ -20,12 +20,10 @@
 mod buffers;
 mod client;
 mod engine;
-mod gate;
 mod job;
 mod offload;
 mod pace;
 mod queue;
-mod stats;
 mod subjob;
 mod throttle;
 
@@ -33,10 +31,10 @@ mod throttle;
 mod tests;
 
 pub use client::Client;
+pub use client::{CopyStats, Moved};
 pub use engine::Copier;
-pub use gate::{GateHold, WriteGate};
 pub use job::{CopyError, CopySource, DataChecksums, Job, JobGroup, JobHandle, Piece, Place, ProvidedBytes};
-pub use stats::{CopyStats, Moved};
+pub use job::{GateHold, WriteGate};
 
 use crate::format::COPIER_USERS;
 

@@ -49,10 +49,6 @@ impl<D> SubJob<D> {
     /// Returns the ranges of the buffer that the source has to fill before any write and that have not been
     /// filled.
     pub(super) fn missing(&self) -> Vec<Range<usize>> {
-        if !self.offloads {
-            let whole = 0..self.buf_len();
-            return vec![whole];
-        }
         let mut out: Vec<Range<usize>> = Vec::new();
         for (start, part) in self.placed() {
             for page in torn_pages(part) {
@@ -68,8 +64,7 @@ impl<D> SubJob<D> {
     /// Returns the ranges of the buffer that are written for a part.
     pub(super) fn written(&self, part: usize) -> Vec<Range<usize>> {
         let Some((start, part)) = self.placed().nth(part) else { return Vec::new() };
-        let place = start..start + part.len as usize;
-        if !self.offloads { vec![place] } else { given_pages(part).iter().map(|r| in_buffer(r, start, part)).collect() }
+        given_pages(part).iter().map(|r| in_buffer(r, start, part)).collect()
     }
 }
 

@@ -11,10 +11,10 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::planted::correct;
 
+use super::client::Moved;
 use super::engine::Engine;
 use super::job::{CopyError, CopySource, Place};
 use super::queue::Part;
-use super::stats::Moved;
 
 /// A request that has been submitted.
 type Request = Pin<Box<dyn Future<Output = IoResult>>>;
@@ -82,7 +82,8 @@ impl<D> SubJob<D> {
 impl<D: Device> SubJob<D> {
     /// Zeroes the holes and submits the first read of what is missing, if anything is.
     pub fn start_reading(&mut self) -> Option<StartedTransfer<D>> {
-        self.fill = self.missing();
+        let whole = 0..self.len;
+        self.fill = if self.offloads { self.missing() } else { vec![whole] };
         let mut zeroes = Vec::new();
         let all: Vec<usize> = (0..self.parts.len()).collect();
         self.each_source(&all, |from, place| {
@@ -163,7 +164,8 @@ impl<D: Device> SubJob<D> {
         let mut groups: Vec<SegmentGroup<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
             for (i, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
-                for range in self.written(i) {
+                let whole = start..start + part.len as usize;
+                for range in if self.offloads { self.written(i) } else { vec![whole] } {
                     let place = part.job.destinations[d].after(part.at + (range.start - start) as u64);
                     push(&mut groups, &place, range.start, range.len());
                 }

@@ -1,7 +1,7 @@
 //! Counters of the pool's device requests and metadata.
 
-use super::histogram::{Histogram, HistogramCounter};
 use super::{Counter, RequestCounters, VolumeStatistics};
+use super::{Histogram, HistogramCounter};
 
 /// Requests and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

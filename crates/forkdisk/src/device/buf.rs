@@ -1,12 +1,39 @@
-//! I/O buffers: page-aligned, owned by the operation that uses them, recycled through a pool.
+//! Segments of requests, and I/O buffers: page-aligned, owned by the operation that uses them, recycled through a pool.
 
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::rc::{Rc, Weak};
 
 use memmap2::MmapMut;
+use smallvec::SmallVec;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// One contiguous piece of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Offset on the device, in bytes; a multiple of [`Device::block_size`](super::Device::block_size).
+    pub offset: u64,
+    /// Offset in the buffer, in bytes; a multiple of [`Device::block_size`](super::Device::block_size).
+    pub at: usize,
+    /// Length in bytes; a multiple of [`Device::block_size`](super::Device::block_size), not 0.
+    pub len: usize,
+}
+
+/// The pieces of one request, in the order in which they are submitted.
+pub type Segments = SmallVec<[Segment; 2]>;
+
+/// A request's outcome together with its buffer.
+pub type IoResult = (io::Result<()>, Buf);
+
+/// Adds a segment; extends the last segment if it is contiguous with it.
+pub(crate) fn add_segment(segments: &mut Segments, offset: u64, at: usize, len: usize) {
+    match segments.last_mut() {
+        Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
+        _ => segments.push(Segment { offset, at, len }),
+    }
+}
 
 /// Alignment of every buffer in memory, and its allocation unit, in bytes.
 pub const BUF_ALIGN_BYTES: usize = 4096;

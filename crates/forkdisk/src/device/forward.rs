@@ -14,6 +14,7 @@
 /// }
 /// ```
 #[macro_export]
+#[collapse_debuginfo(yes)]
 macro_rules! forward_device {
     ($inner:tt: $($method:ident)*) => { $($crate::forward_device!(@$method $inner);)* };
     (@len $inner:tt) => {
@@ -119,6 +120,7 @@ macro_rules! forward_device {
 /// `buffer` (zeroed memory), `cork` and `allocate` (nothing happens), `stripe` (none), `can_clone` (false),
 /// `clone_range`, `zero_range` and `set_len` (`Unsupported`).
 #[macro_export]
+#[collapse_debuginfo(yes)]
 macro_rules! plain_device {
     ($($method:ident)*) => { $($crate::plain_device!(@$method);)* };
     (@buffer) => {

@@ -19,40 +19,14 @@ mod testing;
 use std::future::Future;
 use std::io;
 
-use smallvec::SmallVec;
-
-pub use buf::{BUF_ALIGN_BYTES, Buf, BufPool};
+pub(crate) use buf::add_segment;
+pub use buf::{BUF_ALIGN_BYTES, Buf, BufPool, IoResult, Segment, Segments};
 pub use delaying::DelayingDevice;
 pub use failing::FailingDevice;
 pub use memory::MemoryDevice;
 pub use models::DeviceModel;
 pub use recording::{Recording, RecordingDevice, Request, RequestKind, Rule, zeroes_are_data};
 pub use stripes::{Array, StripedDevice, Stripes};
-
-/// One contiguous piece of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Offset on the device, in bytes; a multiple of [`Device::block_size`].
-    pub offset: u64,
-    /// Offset in the buffer, in bytes; a multiple of [`Device::block_size`].
-    pub at: usize,
-    /// Length in bytes; a multiple of [`Device::block_size`], not 0.
-    pub len: usize,
-}
-
-/// The pieces of one request, in the order in which they are submitted.
-pub type Segments = SmallVec<[Segment; 2]>;
-
-/// A request's outcome together with its buffer.
-pub type IoResult = (io::Result<()>, Buf);
-
-/// Adds a segment; extends the last segment if it is contiguous with it.
-pub(crate) fn add_segment(segments: &mut Segments, offset: u64, at: usize, len: usize) {
-    match segments.last_mut() {
-        Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
-        _ => segments.push(Segment { offset, at, len }),
-    }
-}
 
 /// A disk as the engine sees it.
 ///

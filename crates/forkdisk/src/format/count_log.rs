@@ -4,8 +4,8 @@
 //! *segment* of one or more units of four pages: flash devices rarely write less at once, and it is one
 //! request either way. The superblock contains the number of its pages and the checksum of all of them.
 
-use crate::bits::{Bitmap, mask, rows};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr};
+use crate::types::{Bitmap, mask, rows};
 
 use super::checksum::{Seed, page_checksum};
 use super::counts::LEAF_BLOCKS;

@@ -4,7 +4,7 @@
 //! first four), then the lower 16 bits of 256 counts, one per page; its last bytes hold their upper bits. An upper page
 //! holds entries of 16 bytes.
 
-use crate::bits::Bitmap;
+use crate::types::Bitmap;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::upper_bits::{self, UpperBits};

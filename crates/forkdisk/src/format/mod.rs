@@ -7,7 +7,6 @@ mod count_log;
 mod counts;
 mod cursor;
 mod entry;
-pub mod exception;
 #[cfg(test)]
 mod golden;
 mod group;
@@ -27,13 +26,13 @@ pub use checksum::{Seed, page_checksum};
 pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
-pub use exception::{ExceptionKey, ExceptionKind};
 pub use group::{
     DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,
 };
 pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
+pub use ordered::{ExceptionKey, ExceptionKind};
 pub use record::{MovedRun, Record};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
 pub use stamp::{Stamp, ZONES};

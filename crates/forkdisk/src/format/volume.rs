@@ -243,12 +243,6 @@ const SOURCE_AT: usize = 504;
 const FLAGS_AT: usize = DIRECTORY_SLOT_BYTES - 1;
 
 impl VolumeRecord {
-    /// Adds and subtracts seams. An estimate does not go below 0.
-    pub fn count_seams(&mut self, came: u64, went: u64) {
-        debug_assert!(self.estimated || self.seams + came >= went);
-        self.seams = (self.seams + came).saturating_sub(went);
-    }
-
     /// Returns how many seams `pages` of the pages it maps have, as far as it can be estimated without
     /// reading them.
     pub fn seams_among(&self, pages: u64) -> u64 {

@@ -4,24 +4,18 @@
 //! [`Activity`], the figures of a volume and its clients of the copier, is made at first use and stays until the
 //! volume is deleted, since statistics count from the open of the pool.
 
-mod backing;
-mod breaks;
-mod claims;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
-use crate::copier::{Client, CopyClass};
+use crate::copier::{Client, CopyClass, JobHandle};
 use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
+use crate::error::Error;
 use crate::format::{Throttle, VolumeRecord};
-use crate::sync::{RangeLocks, WriteQueue};
+use crate::sync::{Event, QueuedWrite, RangeLocks, WriteQueue};
 use crate::types::VolumeId;
-
-pub use backing::BackingState;
-pub use breaks::{CopyPart, InflightBreak};
-pub use claims::{QuotaClaim, QuotaClaims};
 
 /// State of the time of a volume's last change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,5 +156,185 @@ impl LiveVolumes {
         let mut sum = self.deleted;
         self.activity.values().for_each(|activity| sum.merge(&activity.counters.read()));
         sum
+    }
+}
+
+/// Pages that writes under way will add to those that a volume refers to.
+#[derive(Default)]
+pub struct QuotaClaims(Cell<u64>);
+
+impl QuotaClaims {
+    /// Number of pages.
+    pub fn pages(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// The claim of one write; dropping it returns the rest.
+#[derive(Default)]
+pub struct QuotaClaim {
+    of: Option<Rc<QuotaClaims>>,
+    pages: Cell<u64>,
+}
+
+impl QuotaClaim {
+    /// Claims `pages` more of those of a volume.
+    pub fn add(&mut self, claims: &Rc<QuotaClaims>, pages: u64) {
+        let all = self.of.get_or_insert_with(|| claims.clone());
+        all.0.set(all.0.get() + pages);
+        self.pages.set(self.pages.get() + pages);
+    }
+
+    /// `pages` of the claim were mapped.
+    pub fn commit(&self, pages: u64) {
+        let Some(all) = &self.of else { return };
+        debug_assert!(pages <= self.pages.get(), "a page that becomes the volume's was claimed");
+        let pages = pages.min(self.pages.get());
+        all.0.set(all.0.get() - pages);
+        self.pages.set(self.pages.get() - pages);
+    }
+}
+
+impl Drop for QuotaClaim {
+    fn drop(&mut self) {
+        self.commit(self.pages.get());
+    }
+}
+
+/// A part of a volume that is being copied to a new place.
+pub struct CopyPart {
+    /// Range in the volume, in bytes.
+    pub range: Range<u64>,
+    /// The copy.
+    pub ticket: JobHandle,
+}
+
+/// All copies that one write started.
+pub struct InflightBreak {
+    /// Its parts.
+    pub parts: Vec<CopyPart>,
+    /// Numbers in the write queue of the write that started them and of those that joined.
+    pub queued_ids: RefCell<Vec<u64>>,
+    /// Bytes of the volume before this offset are taken: a joining write begins behind it.
+    pub joined: Cell<u64>,
+    outcome: RefCell<Option<Result<(), Error>>>,
+    ended: Event,
+}
+
+impl InflightBreak {
+    /// The parts that together contain `range`, if they do.
+    pub fn parts_of(&self, range: &Range<u64>) -> Option<Vec<&CopyPart>> {
+        let overlap = |p: &&CopyPart| p.range.start < range.end && range.start < p.range.end;
+        let parts: Vec<&CopyPart> = self.parts.iter().filter(overlap).collect();
+        let held: u64 = parts.iter().map(|p| p.range.end.min(range.end) - p.range.start.max(range.start)).sum();
+        (held == range.end - range.start).then_some(parts)
+    }
+
+    /// Waits for the end.
+    pub async fn outcome(&self) -> Result<(), Error> {
+        loop {
+            if let Some(outcome) = &*self.outcome.borrow() {
+                return outcome.clone();
+            }
+            self.ended.wait().await;
+        }
+    }
+}
+
+impl Live {
+    /// Registers copies that writes may join from byte `from` of the volume on.
+    pub fn begin_break(&self, parts: Vec<CopyPart>, queued: &QueuedWrite<Buf>, from: u64) -> Rc<InflightBreak> {
+        let (outcome, ended) = Default::default();
+        let new = Rc::new(InflightBreak {
+            parts,
+            queued_ids: RefCell::new(vec![queued.id()]),
+            joined: Cell::new(from),
+            outcome,
+            ended,
+        });
+        self.breaks.borrow_mut().push(new.clone());
+        new
+    }
+
+    /// Ends the copies: they were mapped, or failed.
+    pub fn end_break(&self, ended: &Rc<InflightBreak>, outcome: Result<(), Error>) {
+        self.breaks.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
+        *ended.outcome.borrow_mut() = Some(outcome);
+        ended.ended.notify();
+    }
+}
+
+/// State of the separation of a volume from its backing.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum BackingStage {
+    /// Reads of unmapped pages go to the backing.
+    #[default]
+    InUse,
+    /// The volume has pages for everything: the backing is not read any more. A hole would still show it
+    /// after a crash.
+    Unused,
+    /// The volume has no backing.
+    Removed,
+}
+
+/// Whether a volume still has a backing, and the number of its readers.
+#[derive(Default)]
+pub struct BackingState {
+    stage: Cell<BackingStage>,
+    lookers: Cell<usize>,
+    left: Event,
+}
+
+/// A read of the backing under way.
+pub struct BackingReader<'a>(&'a BackingState);
+
+impl Drop for BackingReader<'_> {
+    fn drop(&mut self) {
+        self.0.lookers.set(self.0.lookers.get() - 1);
+        if self.0.lookers.get() == 0 {
+            self.0.left.notify();
+        }
+    }
+}
+
+impl BackingState {
+    /// A read of the backing begins.
+    pub fn reader(&self) -> BackingReader<'_> {
+        self.lookers.set(self.lookers.get() + 1);
+        BackingReader(self)
+    }
+
+    /// Stops new reads of the backing and waits for those under way.
+    pub async fn stop_readers(&self) {
+        self.stage.set(BackingStage::Unused);
+        while self.lookers.get() > 0 {
+            self.left.wait().await;
+        }
+    }
+
+    /// The change could not be made durable: reads go to the backing again.
+    pub fn reopen(&self) {
+        self.stage.set(BackingStage::InUse);
+    }
+
+    /// The volume has no backing from now on.
+    pub fn remove(&self) {
+        self.stage.set(BackingStage::Removed);
+    }
+
+    /// The volume gets another backing; it must have no handle.
+    pub fn reset(&self) {
+        debug_assert_eq!(self.lookers.get(), 0);
+        self.stage.set(BackingStage::InUse);
+    }
+
+    /// Whether reads of unmapped pages go to the backing.
+    pub fn is_read(&self) -> bool {
+        self.stage.get() == BackingStage::InUse
+    }
+
+    /// Whether the volume has no backing any more.
+    pub fn is_removed(&self) -> bool {
+        self.stage.get() == BackingStage::Removed
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::correct;
-use crate::space::{self, Space, pending_free};
+use crate::space::{self, Space, delta};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
 
 use super::entries::Entries;
@@ -67,6 +67,12 @@ pub struct Editor<'a> {
     pub confirmed: u64,
 }
 
+/// Adds and subtracts seams of a volume. An estimate does not go below 0.
+pub fn count_seams(record: &mut VolumeRecord, came: u64, went: u64) {
+    debug_assert!(record.estimated || record.seams + came >= went);
+    record.seams = (record.seams + came).saturating_sub(went);
+}
+
 impl Editor<'_> {
     /// Returns the references to a table.
     pub fn table_count(&mut self, at: TableRef) -> Result<u32, Stop> {
@@ -107,7 +113,7 @@ impl Editor<'_> {
     pub(super) fn unshare_table(&mut self, at: TableRef) {
         if !self.tables.drop_ref(at, self.until) {
             let page = self.tables.resolve(at).page().expect("placed");
-            pending_free::decr_table(self.space, page, self.until);
+            delta::decr_table(self.space, page, self.until);
         }
     }
 
@@ -117,7 +123,7 @@ impl Editor<'_> {
             self.tables.remove(id);
         } else {
             let page = self.tables.resolve(at).page().expect("placed");
-            pending_free::decr_table(self.space, page, self.until);
+            delta::decr_table(self.space, page, self.until);
             self.tables.forget(id);
         }
     }
@@ -228,7 +234,7 @@ impl Editor<'_> {
             let old = self.find_leaf(self.tables.node(id).entry(slot))?;
             let gone = self.drop_leaf(old);
             self.space.incr_block(to.block());
-            volume.count_seams(0, gone.seams);
+            count_seams(volume, 0, gone.seams);
             self.tables.set(id, slot, MapEntry::block(to.block(), self.epoch));
             volume.referenced = volume.referenced + BLOCK_PAGES - gone.pages;
             return Ok(());
@@ -236,12 +242,12 @@ impl Editor<'_> {
         let path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + len as usize;
-        volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
+        count_seams(volume, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
         self.tables.set_run(leaf, slots.clone(), MapEntry::page(to, self.epoch));
         self.space.incr_pages(to, len);
         volume.referenced = volume.referenced + len - gone;
-        volume.count_seams(self.seams_around(leaf, slots), 0);
+        count_seams(volume, self.seams_around(leaf, slots), 0);
         self.promote(volume, &path);
         Ok(())
     }

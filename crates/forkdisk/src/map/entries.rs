@@ -9,8 +9,7 @@ use std::ops::Range;
 use smallvec::{Array, SmallVec};
 
 use crate::format::{Kind, MapEntry};
-use crate::replace::replace;
-use crate::types::{Block, Epoch, PageAddr, TABLE_FANOUT};
+use crate::types::{Block, Epoch, PageAddr, TABLE_FANOUT, replace};
 
 /// Most runs: half of the memory of an array.
 const MAX_OWN_ENTRIES: usize = 113;

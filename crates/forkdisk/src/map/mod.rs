@@ -13,7 +13,7 @@ mod range;
 mod release;
 mod store;
 
-pub use edit::{Editor, Stop};
+pub use edit::{Editor, Stop, count_seams};
 pub use entries::Entries;
 pub use family::{Family, Member};
 pub use lookup::{Home, Run, lookup};

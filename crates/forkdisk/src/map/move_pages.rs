@@ -7,7 +7,7 @@
 
 use crate::format::{Kind, MapEntry, MovedRun};
 use crate::planted::correct;
-use crate::space::pending_free;
+use crate::space::delta;
 use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 
 use super::edit::{Editor, Stop};
@@ -201,7 +201,7 @@ fn own_shared(editor: &mut Editor<'_>, part: &SubMap, node: NodeId) -> (NodeId, 
     }
     if count <= known {
         if let Some(page) = place {
-            (1..count).for_each(|_| pending_free::decr_table(editor.space, page, editor.until));
+            (1..count).for_each(|_| delta::decr_table(editor.space, page, editor.until));
         }
         editor.free_table(node, at);
     } else {

@@ -5,6 +5,7 @@ use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, VirtualPage, entry_span, table_span};
 
+use super::edit::count_seams;
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
 use super::release::Leaf;
@@ -77,13 +78,13 @@ impl Editor<'_> {
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + n as usize;
-        target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
+        count_seams(target, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
         let entry = MapEntry::page(addr, correct!(birth, Bug::RangeCloneRejuvenates => self.epoch));
         self.tables.set_run(leaf, slots.clone(), entry);
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
-        target.count_seams(self.seams_around(leaf, slots), 0);
+        count_seams(target, self.seams_around(leaf, slots), 0);
         Ok(Shared::pages(n))
     }
 
@@ -169,7 +170,7 @@ fn share_entry(
     editor.tables.set(id, slot, copy);
     if entry.kind() == Kind::Table || old.kind() == Kind::Table {
         target.estimated = true;
-        target.count_seams(source.seams_among(comes), target.seams_among(goes));
+        count_seams(target, source.seams_among(comes), target.seams_among(goes));
     }
     target.referenced = target.referenced + comes - goes;
     if entry.is_absent() {

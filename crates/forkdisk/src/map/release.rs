@@ -3,6 +3,7 @@
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Block, TABLE_FANOUT, VirtualPage, entry_span, table_span};
 
+use super::edit::count_seams;
 use super::edit::{Editor, Path, Stop};
 use super::store::NodeId;
 
@@ -78,7 +79,7 @@ impl Editor<'_> {
             let old = self.find_leaf(self.tables.node(id).entry(slot))?;
             let gone = self.drop_leaf(old);
             volume.referenced -= gone.pages;
-            volume.count_seams(0, gone.seams);
+            count_seams(volume, 0, gone.seams);
             self.tables.set(id, slot, MapEntry::ABSENT);
             self.prune(volume, &mut path);
             return Ok(VirtualPage(stop));
@@ -86,7 +87,7 @@ impl Editor<'_> {
         let mut path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + (stop - at.0) as usize;
-        volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
+        count_seams(volume, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         volume.referenced -= self.give_up_pages(leaf, slots.clone());
         self.tables.set_run(leaf, slots, MapEntry::ABSENT);
         self.prune(volume, &mut path);

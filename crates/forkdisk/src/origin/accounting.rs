@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::catalog::{Catalog, Failure, exceptions};
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::exception::piece;
+use crate::format::ordered::piece;
 use crate::format::{ExceptionKey, ExceptionKind, VolumeState};
 use crate::map::Stop;
 use crate::ordered;

@@ -19,12 +19,12 @@ use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record};
 use crate::planted::correct;
 use crate::space::{Need, alloc};
-use crate::store::{EditError, Retry, Store, deleted_error, publish};
+use crate::store::{EditError, Retry, Store, copy_client, deleted_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
-use super::out_of_space::SpaceWait;
+use super::plan::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
@@ -265,7 +265,7 @@ async fn begin_copy<D: Device>(
         return Err(ended);
     }
     plan.check();
-    let Some(client) = publish::copy_client(store, origin.id) else {
+    let Some(client) = copy_client(store, origin.id) else {
         alloc::write_off(&mut store.meta.borrow_mut().space, plan.pages());
         return Err(EditError::Error(deleted_error()));
     };

@@ -18,14 +18,12 @@
 mod accounting;
 mod copy;
 mod flush;
-mod hot_ranges;
-mod out_of_space;
+mod lookahead;
 mod plan;
 mod read;
 mod rollback;
 mod sample;
 mod statistics;
-mod stream;
 mod verbs;
 mod write;
 
@@ -58,8 +56,8 @@ pub struct Origin<D> {
     copy_locks: Rc<RangeLocks>,
     /// Partially written blocks of the device, by block.
     pub edges: Rc<RangeLocks>,
-    streams: Rc<RefCell<stream::Streams>>,
-    hot_ranges: RefCell<hot_ranges::HotRanges>,
+    streams: Rc<RefCell<lookahead::Streams>>,
+    hot_ranges: RefCell<lookahead::HotRanges>,
     flushes: Flushes,
     counters: statistics::Counters,
     rollback_task: rollback::RollbackTask,
@@ -81,7 +79,7 @@ pub struct Origin<D> {
 
 /// An announced write; see [`Volume::announce_write`](crate::Volume::announce_write).
 pub struct WriteIntent {
-    _announced: stream::QueuedRange,
+    _announced: lookahead::QueuedRange,
 }
 
 impl<D: Device> Origin<D> {
@@ -116,7 +114,7 @@ impl<D: Device> Origin<D> {
 
     /// Announces a write from `offset` to `end`: a copy that runs before it includes its chunks.
     pub fn announce(&self, offset: u64, end: u64) -> WriteIntent {
-        WriteIntent { _announced: stream::Streams::announce(&self.streams, offset, end) }
+        WriteIntent { _announced: lookahead::Streams::announce(&self.streams, offset, end) }
     }
 
     /// Refuses after a failed flush.
@@ -126,6 +124,11 @@ impl<D: Device> Origin<D> {
 }
 
 impl<D: Device> Origin<D> {
+    /// Whether a rollback runs, or its end is not durable.
+    fn is_rolling_back(&self, store: &Store<D>) -> bool {
+        self.rollback_task.ending.get() || store.meta.borrow().rollback(self.id).is_some()
+    }
+
     /// A group of snapshots was published, one of them of this origin.
     pub fn note_snapshots(&self, store: &Store<D>, group: &[VolumeId]) {
         store.unflushed_snapshots.set(true);

@@ -21,7 +21,7 @@ use smallvec::smallvec;
 use crate::catalog::{Catalog, Rollback, exceptions, refuse_during_rollback, rollback};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::exception::CHUNKS_PER_LIST;
+use crate::format::ordered::CHUNKS_PER_LIST;
 use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
 use crate::planted::correct;
 use crate::space::Need;
@@ -29,7 +29,7 @@ use crate::store::{EditError, Store, no_space_error};
 use crate::sync::{Event, LockMode, RangeLocks};
 use crate::types::{PAGE_BYTES, VolumeId};
 
-use super::out_of_space::SpaceWait;
+use super::plan::SpaceWait;
 use super::{Origin, Origins};
 
 /// Most bytes rolled back at once; a write to the same chunks may wait for that long.
@@ -45,7 +45,7 @@ pub(super) struct RollbackTask {
     stop: Cell<bool>,
     changed: Event,
     /// The record of the end is not durable yet: after a crash the rollback continues.
-    ending: Cell<bool>,
+    pub(super) ending: Cell<bool>,
     /// Why the last step failed.
     error: RefCell<Option<Error>>,
     /// The last step failed because the pool is full.

@@ -10,7 +10,6 @@ use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::correct;
-use crate::store::publish::publish_admitted;
 use crate::store::{Store, deleted_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
@@ -440,25 +439,6 @@ impl<D: Device> Origin<D> {
             self.marked_dirty.set(true);
         }
         Ok(())
-    }
-
-    /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is
-    /// durable up to `noted_until`.
-    pub(super) fn note_written(&self, store: &Store<D>, offset: u64, end: u64) -> Result<()> {
-        let zones = self.sample.reached(offset, end);
-        if zones == 0 {
-            return Ok(());
-        }
-        let mut meta = store.meta.borrow_mut();
-        publish_admitted(store, &mut meta, &Record::ZonesWritten { id: self.id, zones })?;
-        self.sample.note(zones);
-        self.noted_until.set(meta.journal.next());
-        Ok(())
-    }
-
-    /// Whether a crash now could lose such a record.
-    pub(super) fn is_note_pending(&self, store: &Store<D>) -> bool {
-        self.noted_until.get() > store.meta.borrow().journal.durable_seq()
     }
 }
 

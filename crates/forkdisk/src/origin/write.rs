@@ -6,15 +6,17 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
+use crate::format::Record;
 use crate::planted::correct;
+use crate::store::publish::publish_admitted;
 use crate::store::{EditError, Retry, Store, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
-use super::out_of_space::SpaceWait;
+use super::lookahead::Streams;
 use super::plan::MissingException;
-use super::stream::Streams;
+use super::plan::SpaceWait;
 
 /// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
@@ -25,7 +27,9 @@ impl<D: Device> Origin<D> {
         let unit = self.device.block_size() as u64;
         let end = offset + buf.len() as u64;
         let blocks = offset / unit..end.div_ceil(unit);
-        if let Err(e) = self.roll_back_before_write(store, offset, end).await {
+        if self.is_rolling_back(store)
+            && let Err(e) = self.roll_back_before_write(store, offset, end).await
+        {
             return (Err(e), buf);
         }
         if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
@@ -86,7 +90,9 @@ impl<D: Device> Origin<D> {
     ) -> std::result::Result<(RangeGuard, PlanGuard), EditError> {
         store.check_writable()?;
         self.check_alive()?;
-        self.mark_dirty(store).await?;
+        if !self.marked_dirty.get() {
+            self.mark_dirty(store).await?;
+        }
         self.note_written(store, offset, end)?;
         let mut came_late = false;
         loop {
@@ -148,5 +154,24 @@ impl<D: Device> Origin<D> {
                 return Ok(ended?.map(|page| page.0 * PAGE_BYTES));
             }
         }
+    }
+
+    /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is
+    /// durable up to `noted_until`.
+    fn note_written(&self, store: &Store<D>, offset: u64, end: u64) -> Result<()> {
+        let zones = self.sample.reached(offset, end);
+        if zones == 0 {
+            return Ok(());
+        }
+        let mut meta = store.meta.borrow_mut();
+        publish_admitted(store, &mut meta, &Record::ZonesWritten { id: self.id, zones })?;
+        self.sample.note(zones);
+        self.noted_until.set(meta.journal.next());
+        Ok(())
+    }
+
+    /// Whether a crash now could lose such a record.
+    fn is_note_pending(&self, store: &Store<D>) -> bool {
+        self.noted_until.get() > store.meta.borrow().journal.durable_seq()
     }
 }

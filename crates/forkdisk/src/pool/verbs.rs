@@ -12,7 +12,7 @@ use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
 use crate::store::transaction::retry_after_checkpoint;
-use crate::store::{deleted_error, publish, times};
+use crate::store::{commit, deleted_error, publish};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
 
@@ -113,7 +113,7 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            of.iter().for_each(|&(source, ..)| times::record_time(&self.store, meta, source));
+            of.iter().for_each(|&(source, ..)| commit::record_time(&self.store, meta, source));
             self.store.publish(meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
@@ -195,7 +195,7 @@ impl<D: Device> Pool<D> {
                 let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
                 meta.space.forget_reservations_of(id);
                 let live = self.store.live.borrow_mut().get_or_create(id).clone();
-                times::mark_changed(&self.store, id, &live.last_change);
+                commit::mark_changed(&self.store, id, &live.last_change);
                 self.store.live.borrow_mut().release(id);
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })

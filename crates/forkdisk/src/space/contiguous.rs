@@ -1,7 +1,7 @@
 //! Contiguous places for gathered pages.
 
-use crate::bits::bit;
 use crate::space::{alloc, tree};
+use crate::types::bit;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Miss, Reservation, Space};

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::bits::{Bitmap, mask, pages_in, rows};
 use crate::format::{
     BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, PINNED, Seed, Slot,
     count_log_page, encode_count_segment, page_checksum,
@@ -12,10 +11,11 @@ use crate::format::{
 use crate::planted::correct;
 use crate::space::{tree, view_counts};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
+use crate::types::{Bitmap, mask, pages_in, rows};
 
-use super::count_log::{changes, pages_of, parts};
 use super::delta::by_block;
 use super::tree::free_in;
+use super::tree::{changes, pages_of, parts};
 use super::{Miss, Runs, Space, push_run};
 
 /// Level in the checksum seed of count pages: this plus their level.
@@ -388,7 +388,7 @@ pub fn finish(space: &mut Space) -> Runs {
     space.frozen.applied();
     let freed = take_over(space);
     let waiting: u64 = freed.iter().map(|&(_, n)| n).sum();
-    space.available = space.free_by_roots() - space.handed_out - waiting - space.kept.pages();
+    space.available = space.free_by_roots() - space.handed_out - waiting - space.kept.pages;
     space.returning = waiting;
     freed
 }

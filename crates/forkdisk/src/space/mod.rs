@@ -12,10 +12,7 @@ mod affinity;
 pub mod alloc;
 pub mod contiguous;
 pub mod count_images;
-pub mod count_log;
-mod delta;
-pub mod pending_free;
-mod reserve;
+pub mod delta;
 pub mod tree;
 pub mod view_counts;
 
@@ -25,18 +22,18 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::bits::Bitmap;
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout, PINNED};
 use crate::planted::correct;
+use crate::types::Bitmap;
 use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
-use count_log::CountLogState;
 use delta::{Deltas, by_block, pieces};
+use tree::CountLogState;
 use view_counts::ViewImages;
 
+pub use alloc::{Need, Reservation};
 pub use count_images::{Step, WrittenCounts};
-pub use reserve::{Need, Reservation};
 
 /// A count page that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,12 +254,12 @@ impl Space {
     /// Never too few; too many where the counts were not in memory when a reference was lost, and other
     /// references remain.
     pub fn pending(&self) -> u64 {
-        self.current.gone() + self.frozen.gone() + self.returning + self.kept.pages()
+        self.current.gone() + self.frozen.gone() + self.returning + self.kept.pages
     }
 
     /// Returns the number of pages withheld for a view.
     pub fn withheld(&self) -> u64 {
-        self.kept.pages()
+        self.kept.pages
     }
 
     /// Returns the memory of changes not yet in a finished checkpoint, in bytes.
@@ -417,7 +414,7 @@ impl Space {
         // What was searched from the end is searched again: that finds nothing twice.
         (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));
         self.available += self.initially_free() - before;
-        count_log::limit_log(self);
+        tree::limit_log(self);
     }
 
     fn initially_free(&self) -> u64 {

@@ -2,9 +2,9 @@
 
 mod log;
 
-use crate::bits::*;
 use crate::format::{CountLog, count_log_page};
 use crate::space::{alloc, count_images, view_counts};
+use crate::types::*;
 
 use super::alloc::ABANDONED_PART;
 use super::*;

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::bits::{Bitmap, bit};
 use crate::format::{CountEntry, CountNode, CountPage};
 use crate::planted::correct;
 use crate::space::tree;
+use crate::types::{Bitmap, bit};
 use crate::types::{Block, PageAddr};
 
 use super::{Counts, Miss, Space};
@@ -35,18 +35,14 @@ pub struct ViewImages {
     /// Common counts of leaves at that time, if later checkpoints changed them or the leaf.
     commons: BTreeMap<CountNode, u16>,
     withheld: BTreeMap<Block, Bitmap>,
-    pages: u64,
+    /// Number of withheld pages.
+    pub(super) pages: u64,
 }
 
 impl ViewImages {
     /// Returns the withheld pages of a block.
     pub fn withheld(&self, block: Block) -> Bitmap {
         self.withheld.get(&block).copied().unwrap_or_default()
-    }
-
-    /// Returns the number of withheld pages.
-    pub fn pages(&self) -> u64 {
-        self.pages
     }
 
     fn set(&mut self, page: PageAddr, is_withheld: bool) {

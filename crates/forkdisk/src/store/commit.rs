@@ -1,22 +1,37 @@
-//! Group commit: one device flush and one journal write for all waiting flushes.
+//! Group commit: one device flush and one journal write for all waiting flushes; and when a commit begins by itself.
 //!
 //! Order: data durable → journal records written → durable → acknowledged. If the records carry checksums of
 //! the data (see `journal::data_checksums`), one flush makes both durable: after a crash in between recovery
 //! finds out what is missing. A commit covers what was published before it began; later requests wait for the
 //! next one.
+//!
+//! Nothing acknowledged waits longer than the *commit interval*: that time after the first change that is not
+//! durable the pool is committed, with a flush. An idle pool does nothing. At most one task sleeps, and only while
+//! something is not durable. It holds no reference to the pool meanwhile.
+//!
+//! Times of the last change of volumes, for mounts that show them as files.
+//!
+//! A write sets a mark in memory and nothing else. The time is taken when it is read or recorded. It is
+//! recorded by a commit that writes records anyway, by the first commit after the commit interval, and by a
+//! close: no flush costs an additional request. Each commit records at most one time for each volume. Without
+//! a clock ([`OpenOptions::clock`](super::OpenOptions::clock)) no times are recorded.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
+use crate::catalog::{Catalog, directory};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Attributes, Record, VolumeState};
 use crate::journal::Outgoing;
+use crate::live::LastChange;
 use crate::planted::correct;
-use crate::store::{checkpoint, host_enospc, times};
+use crate::space::Need;
 use crate::sync::Event;
-use crate::types::PAGE_SIZE;
+use crate::types::{PAGE_SIZE, VolumeId};
 
-use super::Store;
+use super::{Store, checkpoint_steps, host_enospc};
 
 /// Start a background commit after this many bytes of new records, so that the next flush has little left to
 /// write.
@@ -158,8 +173,10 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
 
 async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     store.check_failed()?;
-    checkpoint::activate(store).await?;
-    times::record_times_along(store);
+    if !store.active.get() {
+        checkpoint_steps::activate(store).await?;
+    }
+    record_times_along(store);
     // No await between the last check and taking the records.
     loop {
         if !store.meta.borrow().journal.fits() {
@@ -239,4 +256,176 @@ async fn write_groups<D: Device>(store: &Store<D>, groups: Outgoing) -> Result<(
 /// Counts the interval of background commits from here.
 pub fn reset_background_mark<D: Device>(store: &Store<D>) {
     store.commits.background_mark.set(store.meta.borrow().journal.recorded());
+}
+
+/// What was acknowledged and may not be durable.
+#[derive(Default)]
+pub struct Interval {
+    /// There is something.
+    is_dirty: Cell<bool>,
+    /// Time of the first such change.
+    since: Cell<Duration>,
+    /// The task sleeps.
+    sleeps: Cell<bool>,
+}
+
+impl Interval {
+    /// A commit covers everything acknowledged so far.
+    pub fn begin_commit(&self) {
+        self.is_dirty.set(false);
+    }
+}
+
+impl<D: Device> Store<D> {
+    /// Records that something was acknowledged that is not durable.
+    pub fn note_dirty(self: &Rc<Self>) {
+        if !self.interval.is_dirty.replace(true) {
+            begin_interval(self);
+        }
+    }
+}
+
+fn begin_interval<D: Device>(store: &Rc<Store<D>>) {
+    if correct!(store.options.commit_interval.is_zero(), Bug::IntervalForgotten => true) {
+        return;
+    }
+    store.interval.since.set(store.runtime.now());
+    if store.interval.sleeps.replace(true) {
+        return;
+    }
+    let (weak, runtime, length) = (Rc::downgrade(store), store.runtime.clone(), store.options.commit_interval);
+    let mut left = length;
+    store.runtime.spawn(Box::pin(async move {
+        loop {
+            runtime.sleep(left).await;
+            let Some(store) = weak.upgrade() else { return };
+            if !store.interval.is_dirty.get() || store.check_alive().is_err() {
+                return store.interval.sleeps.set(false);
+            }
+            // Changes after an earlier commit have waited less.
+            let age = runtime.now().saturating_sub(store.interval.since.get());
+            left = length.saturating_sub(age);
+            if left.is_zero() {
+                left = length;
+                if let Some(hooks) = store.hooks.get() {
+                    hooks.flush_origins().await;
+                }
+                // An error has failed the pool; the next request returns it.
+                let _ = store.clone().commit().await;
+            }
+        }
+    }));
+}
+
+impl<D: Device> Store<D> {
+    /// Makes everything durable that the device acknowledged before this call. A failure fails the pool. Must not be
+    /// dropped before it ends.
+    pub async fn flush_device(&self) -> Result<()> {
+        let request = self.flushes.request();
+        while !self.flushes.is_done(request) {
+            self.check_failed()?;
+            let Some(running) = self.flushes.begin() else {
+                self.flushes.wait().await;
+                continue;
+            };
+            let flushed = flush_now(self).await;
+            running.end();
+            flushed?;
+        }
+        self.check_failed()
+    }
+
+    /// Refuses after a failure of the pool.
+    pub fn check_failed(&self) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}
+
+async fn flush_now<D: Device>(store: &Store<D>) -> Result<()> {
+    store.counters.flushes.add(1);
+    let once = async || store.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+    let outcome = correct!(
+        once().await,
+        Bug::FailedFlushRetried => match once().await {
+            Ok(()) => Ok(()),
+            Err(_) => once().await,
+        }
+    );
+    if let Some(error) = correct!(outcome.as_ref().err(), Bug::FailedFlushForgotten => None) {
+        store.fail(error);
+        // The state of the data that records map is unknown from here on.
+        super::end_volatile(store);
+    }
+    outcome
+}
+
+/// Volumes whose last change is not recorded.
+#[derive(Default)]
+pub struct Times {
+    volumes: RefCell<Vec<VolumeId>>,
+    /// Time of the first mark, by the clock of the runtime.
+    since: Cell<Duration>,
+}
+
+/// Marks a change of contents or length.
+pub fn mark_changed<D: Device>(store: &Store<D>, id: VolumeId, last: &Cell<LastChange>) {
+    if store.options.clock.is_none() || last.replace(LastChange::Marked) != LastChange::Recorded {
+        return;
+    }
+    let mut volumes = store.times.volumes.borrow_mut();
+    if volumes.is_empty() {
+        store.times.since.set(store.runtime.now());
+    }
+    volumes.push(id);
+}
+
+/// Takes the time of a marked volume, for a reader of its record.
+pub fn take_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId) {
+    let (Some(clock), Some(volume)) = (store.options.clock, meta.directory.get_mut(id)) else { return };
+    let live = store.live.borrow();
+    let Some(live) = live.get(id) else { return };
+    let is_shown = !matches!(volume.record.state, VolumeState::Dead | VolumeState::Folder);
+    if live.last_change.get() == LastChange::Marked && is_shown {
+        live.last_change.set(LastChange::Taken);
+        let now = clock();
+        let known = volume.record.attributes.unwrap_or_else(|| Attributes::of_no_owner(volume.record.created));
+        volume.record.attributes = Some(Attributes { modified: now, changed: now, ..known });
+    }
+}
+
+/// Records the time of a marked volume.
+pub fn record_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId) {
+    take_time(store, meta, id);
+    if store.live.borrow().get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
+        return;
+    }
+    // On a full pool it waits until a checkpoint has written other pages.
+    if directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err() {
+        return store.times.volumes.borrow_mut().push(id);
+    }
+    let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
+    store.live.borrow_mut().set_change_recorded(id);
+    // Unordered: a commit with checksums of its data stays one.
+    meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
+}
+
+/// Records all times.
+pub fn record_times<D: Device>(store: &Store<D>) {
+    let volumes = store.times.volumes.take();
+    let mut meta = store.meta.borrow_mut();
+    volumes.into_iter().for_each(|id| record_time(store, &mut meta, id));
+}
+
+/// At the beginning of a commit: records the times if it writes records anyway, or if they have waited
+/// long; otherwise leaves them to a later commit.
+pub fn record_times_along<D: Device>(store: &Rc<Store<D>>) {
+    if store.times.volumes.borrow().is_empty() {
+        return;
+    }
+    let interval = store.options.commit_interval;
+    let waited = store.runtime.now().saturating_sub(store.times.since.get());
+    if store.meta.borrow().journal.pending() > 0 || !interval.is_zero() && waited >= interval {
+        return record_times(store);
+    }
+    store.note_dirty();
 }

@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::planted::correct;
 use crate::runtime::{LocalFuture, yield_now};
-use crate::space::{Runs, pending_free, view_counts};
+use crate::space::{Runs, delta, view_counts};
 use crate::store::view;
 use crate::sync::Event;
 use crate::types::Block;
@@ -251,14 +251,13 @@ async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
     store.generations.barrier().await;
     let dead = store
         .retry_no_alloc(|meta| {
-            let mut dead =
-                pending_free::still_pending(&mut meta.space, &dead).map_err(|miss| Failure::Stop(miss.into()))?;
+            let mut dead = delta::still_pending(&mut meta.space, &dead).map_err(|miss| Failure::Stop(miss.into()))?;
             let journal = &mut meta.journal;
             let durable = correct!(journal.durable_seq(), Bug::DeadDiscardedBeforeDurable => u64::MAX);
             dead.retain(|&(first, pages)| {
                 meta.space.lost_until(first.block()) <= durable && journal.checksums.may_overwrite(first, pages)
             });
-            pending_free::mark_discarded(&mut meta.space, &dead);
+            delta::mark_discarded(&mut meta.space, &dead);
             Ok(dead)
         })
         .await?;
@@ -272,7 +271,7 @@ async fn pending_free_data<D: Device>(store: &Store<D>) -> Result<Runs> {
     while let Some(block) = from.filter(|_| pages < EARLY_FREE_PAGES) {
         let (more, next) = store
             .retry_no_alloc(|meta| {
-                pending_free::pending_free_runs(&mut meta.space, block).map_err(|miss| Failure::Stop(miss.into()))
+                delta::pending_free_runs(&mut meta.space, block).map_err(|miss| Failure::Stop(miss.into()))
             })
             .await?;
         pages += more.iter().map(|&(_, pages)| pages).sum::<u64>();

@@ -5,42 +5,38 @@
 //! checkpoints. What only layers above can do is called through [`Hooks`].
 
 pub mod checkpoint;
+pub mod checkpoint_steps;
 pub mod commit;
-mod count_log_flush;
 pub mod events;
-mod flush;
 mod heartbeat;
-mod hooks;
 mod host_enospc;
-mod interval;
 pub mod load;
 pub mod open;
 mod options;
 pub mod publish;
 mod replay;
 mod takeover;
-pub mod times;
 pub mod transaction;
 pub mod view;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use crate::catalog::Catalog;
-use crate::copier::Copier;
+use crate::copier::{Client, Copier};
 use crate::counters::PoolCounters;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::journal::invalidate;
 use crate::live::LiveVolumes;
-use crate::runtime::Runtime;
+use crate::runtime::{LocalFuture, Runtime};
 use crate::sync::{Event, Flushes, Generations, RangeLocks};
-use crate::types::PageAddr;
+use crate::types::{PageAddr, VolumeId};
+
 pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
-pub use hooks::{Hooks, StoreHooks};
 pub use host_enospc::HostShortage;
 pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
@@ -64,12 +60,12 @@ pub struct Store<D> {
     pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
-    pub interval: interval::Interval,
+    pub interval: commit::Interval,
     /// Volumes with a last change that is not recorded.
-    pub times: times::Times,
+    pub times: commit::Times,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
-    pub count_log_flush: count_log_flush::CountLogFlush,
+    pub count_log_flush: checkpoint::CountLogFlush,
     pub host_enospc: host_enospc::HostEnospc,
     /// The error after which nothing is acknowledged.
     pub failed: RefCell<Option<Error>>,
@@ -146,5 +142,91 @@ impl<D: Device> Store<D> {
 pub fn end_volatile<D: Device>(store: &Store<D>) {
     if let Some(log) = store.options.volatile.as_ref().filter(|log| log.write) {
         invalidate(&log.memory);
+    }
+}
+
+/// The copier's client for a volume, if that exists.
+pub fn copy_client<D: Device>(store: &Store<D>, id: VolumeId) -> Option<Rc<Client>> {
+    let meta = store.meta.borrow();
+    let record = &meta.directory.get(id)?.record;
+    Some(store.live.borrow_mut().activity_or_create(record).copies.clone())
+}
+
+/// Calls from the store and from volumes to the layers above them.
+pub trait Hooks {
+    /// Whether origins have to be flushed before records of new snapshots become durable.
+    fn has_unflushed_snapshots(&self) -> bool;
+    /// Flushes them. Snapshots of an origin whose flush fails are deleted with the same commit.
+    fn flush_snapshotted_origins(&self) -> LocalFuture<Result<()>>;
+    /// Flushes origins that were written.
+    fn flush_origins(&self) -> LocalFuture<()>;
+    /// Waits until all deleted space is free and reusable.
+    fn wait_freed(&self) -> LocalFuture<Result<()>>;
+    /// There may be space of deleted volumes to free.
+    fn reap_soon(&self);
+    /// There may be pages to gather.
+    fn gather_soon(&self);
+    /// `copy` has just become a clone of `source`.
+    fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId);
+}
+
+/// The hooks of a store; none once the pool and its volumes were dropped.
+#[derive(Default)]
+pub struct StoreHooks(OnceCell<Weak<dyn Hooks>>);
+
+impl StoreHooks {
+    /// Connects the layers above.
+    ///
+    /// # Panics
+    /// If there are some already.
+    pub fn connect(&self, hooks: Weak<dyn Hooks>) {
+        assert!(self.0.set(hooks).is_ok(), "a store has one upkeep");
+    }
+
+    /// The layers above; none while the pool is being opened or dropped.
+    pub fn get(&self) -> Option<Rc<dyn Hooks>> {
+        self.0.get().and_then(Weak::upgrade)
+    }
+
+    /// Whether origins have to be flushed before records of new snapshots become durable.
+    pub fn has_unflushed_snapshots(&self) -> bool {
+        self.get().is_some_and(|hooks| hooks.has_unflushed_snapshots())
+    }
+
+    /// Before records become durable: flushes the origins of new snapshots.
+    pub async fn flush_snapshotted_origins(&self) -> Result<()> {
+        match self.get().filter(|hooks| hooks.has_unflushed_snapshots()) {
+            Some(hooks) => hooks.flush_snapshotted_origins().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all deleted space is free and reusable.
+    pub async fn wait_freed(&self) -> Result<()> {
+        match self.get() {
+            Some(hooks) => hooks.wait_freed().await,
+            None => Err(Error::new(ErrorKind::Failed, "the pool has been dropped")),
+        }
+    }
+
+    /// Starts freeing space of deleted volumes if there is some.
+    pub fn reap_soon(&self) {
+        if let Some(hooks) = self.get() {
+            hooks.reap_soon();
+        }
+    }
+
+    /// `copy` has just become a clone of `source`.
+    pub fn note_cloned(&self, catalog: &Catalog, source: VolumeId, copy: VolumeId) {
+        if let Some(hooks) = self.get() {
+            hooks.note_cloned(catalog, source, copy);
+        }
+    }
+
+    /// Starts gathering pages if some are scattered.
+    pub fn gather_soon(&self) {
+        if let Some(hooks) = self.get() {
+            hooks.gather_soon();
+        }
     }
 }

@@ -17,10 +17,11 @@ use crate::journal::Journal;
 use crate::map::{Tables, lookup};
 use crate::planted::correct;
 use crate::runtime::Runtime;
-use crate::space::{Space, Step, alloc, count_images, count_log};
-use crate::store::{checkpoint, commit, count_log_flush, load, publish, replay, takeover, times};
+use crate::space::{Space, Step, alloc, count_images, tree};
+use crate::store::{checkpoint, commit, load, publish, replay, takeover};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
+use super::checkpoint_steps;
 use super::load::DIRECTORY_SEED;
 use super::{OpenOptions, REPAIR_HINT, Recovery, Store, heartbeat};
 
@@ -147,9 +148,8 @@ impl<D: Device> Store<D> {
         let mut space = Space::with_cache(layout, superblock.checksum_uuid, superblock.counts.clone(), cache);
         space.set_large_counts(superblock.large_counts);
         let log = read_count_log(&device, superblock).await;
-        let log = log.and_then(|log| {
-            count_log::use_log(&mut space, superblock.count_log, &log).map_err(|e| damaged_count_log(&e))
-        });
+        let log = log
+            .and_then(|log| tree::use_log(&mut space, superblock.count_log, &log).map_err(|e| damaged_count_log(&e)));
         let uncounted = match log {
             Err(flaw) if options.read_only => Some(flaw),
             outcome => outcome.map(|()| None)?,
@@ -378,12 +378,12 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             takeover::commit_left_behind(store).await?;
         } else if correct!(unsealed, Bug::RecoveryLeavesUnsealed => false) {
             // The next recovery must accept the same groups, whatever their pages hold then.
-            checkpoint::activate(store).await?;
+            checkpoint_steps::activate(store).await?;
             commit::seal(store).await?;
         }
         if store.superblock_flaw.borrow().is_some() {
             // Writes both.
-            checkpoint::activate(store).await?;
+            checkpoint_steps::activate(store).await?;
             store.superblock_flaw.take();
         }
         takeover::begin_volatile(store).await?;
@@ -410,8 +410,8 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     while store.reaping.get() && !store.full.get() {
         store.reaped.wait().await;
     }
-    count_log_flush::wait_count_log_flush(store).await;
-    times::record_times(store);
+    checkpoint::wait_count_log_flush(store).await;
+    commit::record_times(store);
     let nothing_to_do = !store.active.get() && store.superblock.borrow().clean && !has_changes(store);
     if !nothing_to_do {
         store.clone().patient_checkpoint().await?;
@@ -422,7 +422,7 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         // Nothing is left to replay, so versions that know no transactions can open the pool.
         let transactions = old.transactions && !clean;
         let clean = Superblock { generation: old.generation + 1, clean, transactions, ..old };
-        checkpoint::write_superblock(store, &clean).await?;
+        checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.
         store.flush_device().await?;

@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo, admit};
-use crate::copier::Client;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
@@ -141,13 +140,6 @@ pub async fn lengthen<D: Device>(store: &Store<D>, size: u64) -> Result<()> {
     }
     store.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
     store.flush_device().await
-}
-
-/// The copier's client for a volume, if that exists.
-pub fn copy_client<D: Device>(store: &Store<D>, id: VolumeId) -> Option<Rc<Client>> {
-    let meta = store.meta.borrow();
-    let record = &meta.directory.get(id)?.record;
-    Some(store.live.borrow_mut().activity_or_create(record).copies.clone())
 }
 
 /// Called at the last close of a volume: drops its live state, and deletes it if it was removed.

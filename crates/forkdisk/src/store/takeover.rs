@@ -13,9 +13,10 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::journal::{RecoveredRecord, invalidate, recover};
 use crate::planted::correct;
-use crate::store::{checkpoint, replay};
+use crate::store::replay;
 
 use super::Store;
+use super::checkpoint_steps;
 
 /// Applies the records that the journal does not have; returns their number.
 pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> {
@@ -72,7 +73,7 @@ pub(super) async fn begin_volatile<D: Device>(store: &Rc<Store<D>>) -> Result<()
         invalidate(&log.memory);
         return Ok(());
     }
-    checkpoint::activate(store).await?;
+    checkpoint_steps::activate(store).await?;
     store.meta.borrow_mut().journal.write_volatile(log);
     Ok(())
 }

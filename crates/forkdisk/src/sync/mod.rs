@@ -3,12 +3,11 @@
 
 mod event;
 mod flushes;
-mod plans;
 mod range_lock;
 mod write_queue;
 
 pub use event::Event;
+pub use event::{Generations, PlanGuard};
 pub use flushes::Flushes;
-pub use plans::{Generations, PlanGuard};
 pub use range_lock::{LockMode, RangeGuard, RangeLocks};
 pub use write_queue::{Admitted, MergedWrite, QueuedWrite, WriteQueue};

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::exception::piece;
+use crate::format::ordered::piece;
 use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
 use crate::format::{ExceptionKey, ExceptionKind, Kind, MAPPED_LEVEL, MapEntry, PINNED, TableRef};
 use crate::map::{Entries, Stop};

@@ -59,16 +59,6 @@ impl<D: Device> Backing<D> {
 }
 
 impl<D: Device> Volume<D> {
-    /// The backing.
-    pub(super) fn backing(&self) -> &Backing<D> {
-        if self.live.backing.is_removed() { &Backing::None } else { &self.backing }
-    }
-
-    /// The backing, if it is still read.
-    pub(super) fn visible_backing(&self) -> &Backing<D> {
-        if self.live.backing.is_read() { &self.backing } else { &Backing::None }
-    }
-
     /// The largest block size of the devices below, in bytes.
     pub(super) fn backing_block_size(&self) -> usize {
         let own = self.store.device.block_size();

@@ -14,7 +14,6 @@ use crate::catalog::{Catalog, Failure, pages_of};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::BreakPolicy;
 use crate::live::{CopyPart, InflightBreak, QuotaClaims};
 use crate::map::{Run, Stop, lookup};
 use crate::planted::correct;
@@ -256,18 +255,6 @@ fn read_through(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
 }
 
 impl<D: Device> Volume<D> {
-    /// Pages of a chunk, if chunks are copied on a break, and the pages that a write to `range` then has to
-    /// lock.
-    pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
-        let meta = self.store.meta.borrow();
-        let record = self.record(&meta);
-        let chunk = record.chunk / PAGE_BYTES;
-        match record.break_policy {
-            BreakPolicy::Copy => (Some(chunk), range.start / chunk * chunk..range.end.next_multiple_of(chunk)),
-            BreakPolicy::Split => (None, range),
-        }
-    }
-
     /// Writes a plan that has copies, and maps it. Leaves the write queue when all of it was submitted.
     pub(super) async fn write_copying(
         &self,

@@ -8,8 +8,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::catalog::directory::descent;
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, directory};
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
@@ -153,7 +152,7 @@ impl WritePlan {
             let page = VirtualPage(self.next / PAGE_BYTES);
             let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
             let max = if whole { self.whole_pages(page) } else { 1 };
-            let held = descent::last_shared_at(&meta.directory, id);
+            let held = directory::last_shared_at(&meta.directory, id);
             let checkpoint = meta.checkpoint_pages();
             let (mut editor, record) = meta.handle_editor(id);
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
@@ -178,7 +177,7 @@ impl WritePlan {
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
-                _ if self.copy_chunk(meta, (id, claims), page)? => {}
+                _ if self.copying.is_some() && self.copy_chunk(meta, (id, claims), page)? => {}
                 old => {
                     if old.is_none() {
                         meta.admits(id, claims.pages(), len)?;

@@ -8,7 +8,7 @@ use crate::catalog::{check_size, pages_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
-use crate::store::times;
+use crate::store::commit;
 use crate::sync::{LockMode, RangeGuard};
 use crate::types::VolumeId;
 
@@ -104,7 +104,7 @@ impl<D: Device> Volume<D> {
             None
         };
         self.store.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
-        times::mark_changed(&self.store, self.id, &self.live.last_change);
+        commit::mark_changed(&self.store, self.id, &self.live.last_change);
         self.hooks.reap_soon();
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<D: Device> Volume<D> {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
-        times::mark_changed(&self.store, self.id, &self.live.last_change);
+        commit::mark_changed(&self.store, self.id, &self.live.last_change);
         self.hooks.note_cloned(&self.store.meta.borrow(), source, self.id);
         // Planned writes in place to the source end before its pages are shared.
         self.store.generations.barrier().await;

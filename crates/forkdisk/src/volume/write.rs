@@ -75,9 +75,13 @@ impl<D: Device> Volume<D> {
 
     /// Writes in the order of the write queue: after earlier writes to the same and neighbouring blocks.
     async fn write_queued(&self, write: WriteRequest, buf: Buf) -> (Result<()>, Buf) {
-        let (buf, queued) = match self.join_copy(write.offset, buf, &write.pages).await {
-            Ok(buf) => return (Ok(()), buf),
-            Err(not) => not,
+        let (buf, queued) = if self.live.breaks.borrow().is_empty() {
+            (buf, self.live.write_queue.enter(write.pages.clone()))
+        } else {
+            match self.join_copy(write.offset, buf, &write.pages).await {
+                Ok(buf) => return (Ok(()), buf),
+                Err(not_joined) => not_joined,
+            }
         };
         let outcome = self.write_with_retry(&write, buf, queued).await;
         self.store.commit_soon();
@@ -90,7 +94,7 @@ impl<D: Device> Volume<D> {
     /// and after a checkpoint returned freed space, or while a full host file system is waited for.
     async fn write_with_retry(&self, write: &WriteRequest, buf: Buf, queued: QueuedWrite<Buf>) -> (Result<()>, Buf) {
         let (mut buf, mut queued, mut sealed) = (buf, queued, false);
-        let mut shortage = HostShortage::new(self.store.has_pending_space());
+        let (may_end, mut shortage) = (self.store.has_pending_space(), None);
         loop {
             let (result, back, moved) = self.write_once(write, buf, queued).await;
             buf = back;
@@ -101,10 +105,11 @@ impl<D: Device> Volume<D> {
                     self.store.commit_sealed().await.map(|()| true)
                 }
                 false if e.is_full_host() => {
+                    let shortage = shortage.get_or_insert_with(|| HostShortage::new(may_end));
                     if shortage.begins(self.store.waits_for_space()) {
                         events::report_waiting(&self.store, self.id);
                     }
-                    self.store.wait_for_host_space(&mut shortage).await
+                    self.store.wait_for_host_space(shortage).await
                 }
                 false => Ok(false),
             };

@@ -1,17 +1,9 @@
-//! Descent: clones from their sources, and the snapshots that most likely share a volume's data.
+//! Descent: clones from their sources.
 
 use crate::format::{NO_VOLUME, VolumeRecord, VolumeState};
-use crate::types::{Epoch, VolumeId};
+use crate::types::VolumeId;
 
 use super::super::{CatalogEntry, Directory};
-use super::SharingSnapshot;
-
-impl Directory {
-    /// Returns the snapshots of a volume.
-    pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
-        self.names.range((id, "".into())..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
-    }
-}
 
 /// Notes that a volume was cloned from `source`.
 pub fn descend(directory: &mut Directory, id: VolumeId, source: VolumeId) {
@@ -49,40 +41,6 @@ pub fn ancestor<'a>(directory: &'a Directory, record: &VolumeRecord) -> Option<&
         NO_VOLUME => directory.find(&record.origin).ok().filter(|v| v.record.id < record.id),
         source => directory.get(source),
     }
-}
-
-/// Notes that a snapshot of this volume has been taken.
-pub fn note_snapshot(directory: &mut Directory, id: VolumeId) {
-    if let Some(volume) = directory.volumes.get(&id) {
-        volume.holder.set(SharingSnapshot::Unknown);
-    }
-}
-
-/// Returns an epoch: what a volume maps and was born then or before is most likely shared with a snapshot
-/// that still exists, the newest of its own or the one it was cloned from. A hint that avoids lookups of
-/// counts. It is wrong where another volume's range was cloned, and after a rollback to an older
-/// snapshot.
-pub fn last_shared_at(directory: &Directory, id: VolumeId) -> Option<Epoch> {
-    let volume = directory.volumes.get(&id)?;
-    let born = |id: VolumeId| directory.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
-    match volume.holder.get() {
-        SharingSnapshot::None => return None,
-        SharingSnapshot::Snapshot(holder) if born(holder).is_some() => return born(holder),
-        SharingSnapshot::Unknown | SharingSnapshot::Snapshot(_) => {}
-    }
-    let found = find_sharing_snapshot(directory, &volume.record);
-    volume.holder.set(found.map_or(SharingSnapshot::None, SharingSnapshot::Snapshot));
-    found.and_then(born)
-}
-
-fn find_sharing_snapshot(directory: &Directory, volume: &VolumeRecord) -> Option<VolumeId> {
-    let own = directory.snapshots_of(volume.id).into_iter();
-    if let Some(newest) = own.max_by_key(|id| directory.volumes[id].record.shared_at) {
-        return Some(newest);
-    }
-    let origin = ancestor(directory, volume).filter(|v| v.is_snapshot())?;
-    // A volume that took the name later is another.
-    (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::correct;
-use crate::types::VolumeId;
+use crate::types::{Epoch, VolumeId};
 
 pub use descent::clones_of;
 pub use names::{NAME_MARKS, check_volume_name, is_name_character, within_folder};
@@ -40,7 +40,7 @@ enum SharingSnapshot {
 
 impl CatalogEntry {
     fn is_snapshot(&self) -> bool {
-        self.record.state == VolumeState::Snapshot
+        matches!(self.record.state, VolumeState::Snapshot)
     }
 }
 
@@ -346,6 +346,11 @@ impl Directory {
         self.get(id).is_some_and(|v| self.changed.contains(&(v.slot / SLOTS_PER_PAGE as u64)))
     }
 
+    /// Returns the snapshots of a volume.
+    pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
+        self.names.range((id, "".into())..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
+    }
+
     /// Returns the number of pages that changed since the last checkpoint.
     pub fn changed_pages(&self) -> usize {
         self.changed.len()
@@ -354,6 +359,40 @@ impl Directory {
     /// Returns the number of pages of the directory.
     pub fn pages(&self) -> u64 {
         self.slots.div_ceil(SLOTS_PER_PAGE as u64)
+    }
+}
+
+/// Returns an epoch: what a volume maps and was born then or before is most likely shared with a snapshot
+/// that still exists, the newest of its own or the one it was cloned from. A hint that avoids lookups of
+/// counts. It is wrong where another volume's range was cloned, and after a rollback to an older
+/// snapshot.
+pub fn last_shared_at(directory: &Directory, id: VolumeId) -> Option<Epoch> {
+    let volume = directory.volumes.get(&id)?;
+    let born = |id: VolumeId| directory.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
+    match volume.holder.get() {
+        SharingSnapshot::None => return None,
+        SharingSnapshot::Snapshot(holder) if born(holder).is_some() => return born(holder),
+        SharingSnapshot::Unknown | SharingSnapshot::Snapshot(_) => {}
+    }
+    let found = find_sharing_snapshot(directory, &volume.record);
+    volume.holder.set(found.map_or(SharingSnapshot::None, SharingSnapshot::Snapshot));
+    found.and_then(born)
+}
+
+fn find_sharing_snapshot(directory: &Directory, volume: &VolumeRecord) -> Option<VolumeId> {
+    let own = directory.snapshots_of(volume.id).into_iter();
+    if let Some(newest) = own.max_by_key(|id| directory.volumes[id].record.shared_at) {
+        return Some(newest);
+    }
+    let origin = descent::ancestor(directory, volume).filter(|v| v.is_snapshot())?;
+    // A volume that took the name later is another.
+    (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
+}
+
+/// Notes that a snapshot of this volume has been taken.
+pub fn note_snapshot(directory: &mut Directory, id: VolumeId) {
+    if let Some(volume) = directory.volumes.get(&id) {
+        volume.holder.set(SharingSnapshot::Unknown);
     }
 }
 

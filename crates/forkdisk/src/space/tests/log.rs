@@ -1,6 +1,6 @@
 //! Counts that are kept by a log.
 
-use crate::space::{alloc, contiguous, count_images, count_log, tree, view_counts};
+use crate::space::{alloc, contiguous, count_images, tree, view_counts};
 
 use super::*;
 
@@ -16,7 +16,7 @@ impl Logging {
         let layout = Layout::new(mib << 20);
         let counted = WrittenCounts { roots: vec![CountEntry::default()], log: CountLog::default(), large: false };
         let mut space = Space::new(layout, [1; 16], counted.roots.clone());
-        count_log::use_log(&mut space, counted.log, &[]).expect("none yet");
+        tree::use_log(&mut space, counted.log, &[]).expect("none yet");
         Logging { space, pages: BTreeMap::new(), counted }
     }
 
@@ -72,7 +72,7 @@ impl Logging {
         self.space = Space::with_cache(layout, [1; 16], self.counted.roots.clone(), 0);
         self.space.set_large_counts(self.counted.large);
         let log = (0..self.counted.log.pages).flat_map(|i| self.pages[&count_log_page(i).0].clone());
-        count_log::use_log(&mut self.space, self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
+        tree::use_log(&mut self.space, self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
     }
 
     fn counts(&mut self, block: Block) -> Counts {
@@ -284,7 +284,7 @@ fn what_was_touched_and_is_as_it_was_is_not_logged() {
 #[test]
 fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     let mut lab = Logging::new(100);
-    while !count_log::log_is_half_full(&lab.space) {
+    while !tree::log_is_half_full(&lab.space) {
         (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
         lab.checkpoint();
     }
