@@ -5,7 +5,7 @@
 //! `planted` the macro expands to the right expression, and neither `Bug` nor a switch exists.
 
 macro_rules! bugs {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal $(in $group:ident)?,)*) => {
         /// One planted bug.
         #[cfg(feature = "planted")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,12 +15,14 @@ macro_rules! bugs {
 
         #[cfg(feature = "planted")]
         impl Bug {
-            /// All operations.
+            /// All of them.
             pub const ALL: &[Bug] = &[$(Bug::$variant,)*];
 
-            /// Whether only histories with an origin can show it.
-            pub fn is_of_origins(self) -> bool {
-                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::FlattenRecordFirst as usize
+            /// Returns the histories that can show it.
+            pub fn group(self) -> Group {
+                match self {
+                    $(Bug::$variant => group!($($group)?),)*
+                }
             }
 
             /// Returns its name on the command line.
@@ -33,6 +35,29 @@ macro_rules! bugs {
     };
 }
 
+/// The histories that can show a bug.
+#[cfg(feature = "planted")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// Those of pools.
+    Pools,
+    /// Those in which chunks are copied.
+    Copies,
+    /// Those with an origin.
+    Origins,
+}
+
+#[cfg(feature = "planted")]
+macro_rules! group {
+    () => {
+        Group::Pools
+    };
+    ($group:ident) => {
+        Group::$group
+    };
+}
+
+// A row without a group is one of the pools.
 bugs! {
     /// Opening a pool ignores the log of counts.
     CountLogForgotten = "count-log-forgotten",
@@ -206,67 +231,67 @@ bugs! {
     /// Count pages in memory stay in their state before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
     /// An origin is written before the record of the copy is durable.
-    OriginBeforeRecord = "origin-before-record",
+    OriginBeforeRecord = "origin-before-record" in Origins,
     /// The record of a copy is published before the copy is written.
-    RecordBeforeCopy = "record-before-copy",
+    RecordBeforeCopy = "record-before-copy" in Origins,
     /// The record of an exception is written without a flush before it and without a data checksum.
-    KeptNotVouched = "kept-not-vouched",
+    KeptNotVouched = "kept-not-vouched" in Origins,
     /// Exceptions of a deleted snapshot of an origin are released although an older one needs them.
-    KeptLostOnDelete = "kept-lost-on-delete",
+    KeptLostOnDelete = "kept-lost-on-delete" in Origins,
     /// Exceptions of a deleted snapshot go to the oldest instead of the next older one.
-    RelabelToOldest = "relabel-to-oldest",
+    RelabelToOldest = "relabel-to-oldest" in Origins,
     /// Relabelling an exception to the next older snapshot removes it from the deleted one first, and may
     /// stop in between.
-    ReleasedInSteps = "released-in-steps",
+    ReleasedInSteps = "released-in-steps" in Origins,
     /// A read of a snapshot that goes to the origin does not lock the chunk.
-    OriginReaderNotHeld = "origin-reader-not-held",
+    OriginReaderNotHeld = "origin-reader-not-held" in Origins,
     /// A snapshot of an origin is taken while writes are under way or not durable.
-    OriginNotFlushed = "origin-not-flushed",
+    OriginNotFlushed = "origin-not-flushed" in Origins,
     /// An exception of any snapshot counts for the newest.
-    OldCopyTakenForNew = "old-copy-taken-for-new",
+    OldCopyTakenForNew = "old-copy-taken-for-new" in Origins,
     /// An independent snapshot treats the chain's copies as its own.
-    IndependentNotKept = "independent-not-kept",
+    IndependentNotKept = "independent-not-kept" in Origins,
     /// A write that begins in a chunk with an exception does not check the next chunk.
-    SecondChunkForgotten = "second-chunk-forgotten",
+    SecondChunkForgotten = "second-chunk-forgotten" in Origins,
     /// A copy that could not be read from the origin is recorded all the same.
-    OriginCopyErrorSwallowed = "origin-copy-error-swallowed",
+    OriginCopyErrorSwallowed = "origin-copy-error-swallowed" in Origins,
     /// A chunk that was copied out as the pool failed counts as copied out.
-    OriginIgnoresFailedPool = "origin-ignores-failed-pool",
+    OriginIgnoresFailedPool = "origin-ignores-failed-pool" in Origins,
     /// Nothing is copied out any more for a snapshot whose deletion is not durable yet.
-    PendingDeletionBelieved = "pending-deletion-believed",
+    PendingDeletionBelieved = "pending-deletion-believed" in Origins,
     /// The root of a dead snapshot's map stays while its exceptions are released.
-    ReapedRootStays = "reaped-root-stays",
+    ReapedRootStays = "reaped-root-stays" in Origins,
     /// New snapshots of an origin count as settled when its flush begins, not when it has ended.
-    SettledTooEarly = "settled-too-early",
+    SettledTooEarly = "settled-too-early" in Origins,
     /// A failed flush of an origin reverts the snapshots that were new when it began, even if another flush
     /// made them durable meanwhile.
-    SettledFromCopy = "settled-from-copy",
+    SettledFromCopy = "settled-from-copy" in Origins,
     /// A write of an origin proceeds before the record that it reaches a sample is durable.
-    WrittenNotedLate = "written-noted-late",
+    WrittenNotedLate = "written-noted-late" in Origins,
     /// An origin's stamp is taken of contents that a power cut may still revert.
-    StampedUnflushed = "stamped-unflushed",
+    StampedUnflushed = "stamped-unflushed" in Origins,
     /// An origin's device is not verified when it is opened.
-    OtherDeviceTaken = "other-device-taken",
+    OtherDeviceTaken = "other-device-taken" in Origins,
     /// A write of an origin proceeds when its old contents could not be copied out.
-    WrittenWithoutCopy = "written-without-copy",
+    WrittenWithoutCopy = "written-without-copy" in Origins,
     /// Reads of an origin that is being rolled back return the contents of its device.
-    RollbackNotShown = "rollback-not-shown",
+    RollbackNotShown = "rollback-not-shown" in Origins,
     /// Contents that a rollback overwrites are not copied out for newer snapshots.
-    RolledBackWithoutCopy = "rolled-back-without-copy",
+    RolledBackWithoutCopy = "rolled-back-without-copy" in Origins,
     /// A chunk counts as restored although it is in a cache only.
-    BackBeforeFlush = "back-before-flush",
+    BackBeforeFlush = "back-before-flush" in Origins,
     /// A written chunk is not recorded as restored.
-    BackNotNoted = "back-not-noted",
+    BackNotNoted = "back-not-noted" in Origins,
     /// The list of restored chunks outlives the rollback.
-    BackListStays = "back-list-stays",
+    BackListStays = "back-list-stays" in Origins,
     /// A rollback that has ended counts as ended before that is durable.
-    RollbackEndBelieved = "rollback-end-believed",
+    RollbackEndBelieved = "rollback-end-believed" in Origins,
     /// The cursor of a rollback is one chunk ahead.
-    CursorTooFar = "cursor-too-far",
+    CursorTooFar = "cursor-too-far" in Origins,
     /// The backing is copied while other writes to the same range may run.
-    FlattenIgnoresWriters = "flatten-ignores-writers",
+    FlattenIgnoresWriters = "flatten-ignores-writers" in Origins,
     /// A clone counts as independent before all of its backing is copied.
-    FlattenRecordFirst = "flatten-record-first",
+    FlattenRecordFirst = "flatten-record-first" in Origins,
     /// The search for free pages finds those that were allocated since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
     /// Pages that a view walks over are allocated to others.
@@ -276,25 +301,25 @@ bugs! {
     /// A map table whose checksum is wrong is accepted.
     TableChecksumIgnored = "table-checksum-ignored",
     /// The copier treats a failed read or write as successful.
-    CopierErrorSwallowed = "copier-error-swallowed",
+    CopierErrorSwallowed = "copier-error-swallowed" in Copies,
     /// A job that gets no buffer goes to the end of the queue.
-    StarvedJobGoesLast = "starved-job-goes-last",
+    StarvedJobGoesLast = "starved-job-goes-last" in Copies,
     /// A chunk is mapped to its copy before that is written.
-    CopyMappedBeforeWritten = "copy-mapped-before-written",
+    CopyMappedBeforeWritten = "copy-mapped-before-written" in Copies,
     /// A write that joins a copy under way is forgotten.
-    JoinedWriteLost = "joined-write-lost",
+    JoinedWriteLost = "joined-write-lost" in Copies,
     /// A write joins a copy that has been written already.
-    JoinedWriteTooLate = "joined-write-too-late",
+    JoinedWriteTooLate = "joined-write-too-late" in Copies,
     /// A client's bytes are overlaid at the wrong place of a copy.
-    GivenBytesMisplaced = "given-bytes-misplaced",
+    GivenBytesMisplaced = "given-bytes-misplaced" in Copies,
     /// A copy that was cancelled because another of the same write failed is mapped.
-    CancelledCopyMapped = "cancelled-copy-mapped",
+    CancelledCopyMapped = "cancelled-copy-mapped" in Copies,
     /// Holes of a chunk that is copied get the old contents of the new place.
-    CopyFillsHoles = "copy-fills-holes",
+    CopyFillsHoles = "copy-fills-holes" in Copies,
     /// A chunk is cloned over the client's bytes, after they were written.
-    CloneOverGiven = "clone-over-given",
+    CloneOverGiven = "clone-over-given" in Copies,
     /// Of the writes merged into a chunk that is cloned only the first is written.
-    JoinedBesideClone = "joined-beside-clone",
+    JoinedBesideClone = "joined-beside-clone" in Copies,
     /// Pages are moved without a check whether they were written meanwhile.
     GatherIgnoresWrites = "gather-ignores-writes",
     /// Pages are copied while writes in place that were planned before are running.

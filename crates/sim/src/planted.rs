@@ -1,3 +1,3 @@
 //! The engine's switch for planted bugs.
 
-pub use forkdisk::planted::{Bug, set};
+pub use forkdisk::planted::{Bug, Group, set};

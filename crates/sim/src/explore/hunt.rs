@@ -11,7 +11,7 @@ use super::campaign::spread;
 use super::kept::World;
 use super::{Case, FEW_TABLES, OriginCase, Recipe, damage};
 use crate::history::{Profile, Small, Violation};
-use crate::planted::{self, Bug};
+use crate::planted::{self, Bug, Group};
 use crate::rng::{Rng, mix};
 
 /// How a planted bug was found.
@@ -220,7 +220,7 @@ fn home(bug: Bug) -> Home {
         TransactionSplitInVolatileLog => return Home::Lasting(Profile::Transactions),
         TransactionSplitOverGroups | FeatureBitAfterTransaction => Profile::Transactions,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
-        bug if bug.is_of_origins() => Profile::Origins,
+        bug if bug.group() == Group::Origins => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,
         OrphansOutliveCrash => Profile::Names,
@@ -234,9 +234,7 @@ fn home(bug: Bug) -> Home {
         DiscardIgnoresWriters => Profile::Races,
         RenameNotCheckpointed => Profile::Crowd,
         SnapshotIgnoresWriters | ReplaceKeepsSourceAlone => Profile::Files,
-        bug if (CopierErrorSwallowed as usize..=JoinedBesideClone as usize).contains(&(bug as usize)) => {
-            Profile::Copies
-        }
+        bug if bug.group() == Group::Copies => Profile::Copies,
         FailedWritePublished => Profile::Copies,
         _ => return Home::None,
     };
