@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod disk;
+mod driver;
 pub mod executor;
 pub mod explore;
 pub mod history;

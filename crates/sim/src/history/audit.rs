@@ -3,17 +3,17 @@
 use forkdisk::{DiffClass, ErrorKind, Mode};
 
 use super::place;
-use super::recover::PATIENCE_STEPS;
 use super::run::Run;
 use super::{Op, Violation};
 use crate::disk::PAGE;
+use crate::driver::PATIENCE_STEPS;
 use crate::model::{Control, Key};
 use crate::rng::Rng;
 
 /// Volumes up to this size are compared with others.
 const MAX_AUDITED_BYTES: u64 = 4 << 20;
 
-impl Run<'_> {
+impl Run {
     /// Nothing else runs meanwhile, and nothing fails.
     pub(super) fn audit(&mut self, op: &Op) -> Result<(), Violation> {
         self.drain()?;
@@ -28,12 +28,12 @@ impl Run<'_> {
 
     /// `diff` never reports different ranges as equal, nor a hole as data.
     fn compare_two(&mut self, rng: &mut Rng) -> Result<(), Violation> {
-        let small = self.model.volumes().filter(|(_, v)| v.size <= MAX_AUDITED_BYTES);
+        let small = self.known.model.volumes().filter(|(_, v)| v.size <= MAX_AUDITED_BYTES);
         let keys: Vec<Key> = small.map(|(key, _)| key).collect();
         if keys.is_empty() {
             return Ok(());
         }
-        let names = [*rng.pick(&keys), *rng.pick(&keys)].map(|key| self.model.name(key));
+        let names = [*rng.pick(&keys), *rng.pick(&keys)].map(|key| self.known.model.name(key));
         let [left, right] = [&names[0], &names[1]].map(|name| self.whole(name));
         let (left, right) = (left?, right?);
         let (pool, [a, b]) = (self.session.pool.clone(), names.clone());
@@ -110,20 +110,20 @@ impl Run<'_> {
 
     /// Deleting frees exactly the predicted space.
     fn foretell(&mut self, rng: &mut Rng) -> Result<(), Violation> {
-        let mut victims = place::snapshots(&self.model, None);
+        let mut victims = place::snapshots(&self.known.model, None);
         rng.shuffle(&mut victims);
         victims.truncate(rng.index(4));
-        let volumes = place::volumes(&self.model);
+        let volumes = place::volumes(&self.known.model);
         if volumes.len() > 1 && (victims.is_empty() || rng.one_in(3)) {
             let volume = *rng.pick(&volumes);
-            victims.retain(|&key| self.model.get(key).is_some_and(|v| v.of != Some(volume)));
-            victims.extend(place::snapshots(&self.model, Some(volume)));
+            victims.retain(|&key| self.known.model.get(key).is_some_and(|v| v.of != Some(volume)));
+            victims.extend(place::snapshots(&self.known.model, Some(volume)));
             victims.push(volume);
         }
         if victims.is_empty() || !self.settled()? {
             return Ok(());
         }
-        let names: Vec<String> = victims.iter().map(|&key| self.model.name(key)).collect();
+        let names: Vec<String> = victims.iter().map(|&key| self.known.model.name(key)).collect();
         let (pool, list) = (self.session.pool.clone(), names.clone());
         let foretold = self.session.exec.run(PATIENCE_STEPS, async move {
             let list: Vec<&str> = list.iter().map(String::as_str).collect();

@@ -6,7 +6,7 @@ use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Throttle};
 use super::Violation;
 use super::op::{Op, Profile};
 use super::place::Place;
-use super::run::{AllowedFailure, Inflight, OperationState, Run};
+use super::run::{AllowedFailure, Inflight, Run};
 use crate::model::Key;
 use crate::rng::{Rng, mix};
 
@@ -43,32 +43,30 @@ fn throttle(rng: &mut Rng) -> Throttle {
     }
 }
 
-impl Run<'_> {
+impl Run {
     pub(super) fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
         let copies = self.setup.profile == Profile::Copies;
         let chunk = if copies { copied_chunk(op.draws[1]) } else { chunk(op.draws[1]) };
         let text = format!("set the chunk of {name} to {chunk} bytes");
-        self.submit(OperationState::Upkeep("set chunk"), start, vec![key], text, async move {
-            pool.set_chunk(&name, chunk).await.into()
-        });
+        self.submit_upkeep("set chunk", vec![key], text, async move { pool.set_chunk(&name, chunk).await.into() });
         Ok(())
     }
 
     /// Sets the policy or the throttle of one volume.
     pub(super) fn set_copying(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
         let mut rng = Rng::new(op.draws[1]);
         if rng.one_in(2) {
             let policy = *rng.pick(&[BreakPolicy::Copy, BreakPolicy::Copy, BreakPolicy::Split]);
             let text = format!("set the break policy of {name} to {policy:?}");
-            self.submit(OperationState::Upkeep("set break"), start, vec![key], text, async move {
+            self.submit_upkeep("set break", vec![key], text, async move {
                 pool.set_break_policy(&name, policy).await.into()
             });
         } else {
             let throttle = throttle(&mut rng);
             let text = format!("set the throttle of {name} to {throttle:?}");
-            self.submit(OperationState::Upkeep("set throttle"), start, vec![key], text, async move {
+            self.submit_upkeep("set throttle", vec![key], text, async move {
                 pool.set_throttle(&name, throttle).await.into()
             });
         }
@@ -86,11 +84,9 @@ impl Run<'_> {
             .with_buffers(if rng.one_in(3) { 8 << 20 } else { least + rng.below(2) * (64 << 10) })
             .with_throttle(throttle(&mut rng))
             .with_offload(rng.one_in(2));
-        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        let pool = self.session.pool.clone();
         let text = format!("set the copier to {settings:?}");
-        self.submit(OperationState::Upkeep("set copier"), start, Vec::new(), text, async move {
-            pool.set_copier(settings).await.into()
-        });
+        self.submit_upkeep("set copier", Vec::new(), text, async move { pool.set_copier(settings).await.into() });
         Ok(())
     }
 
@@ -110,6 +106,7 @@ impl Run<'_> {
             let over = |run: &Self, id: &u64, o: &Inflight| {
                 o.keys.first() == Some(&key)
                     && run
+                        .world
                         .places
                         .get(id)
                         .is_some_and(|p| p.offset < place.offset + place.len && place.offset < p.offset + p.len)

@@ -2,18 +2,19 @@
 
 use forkdisk::{Mode, PoolInfo};
 
-use super::recover::{self, PATIENCE_STEPS};
-use super::run::{OperationState, Outcome, Run, format};
+use super::recover;
+use super::run::{Run, format};
 use super::{Setup, Violation};
 use crate::disk::{Crash, SimDisk};
+use crate::driver::{Outcome, PATIENCE_STEPS};
 use crate::executor::Executor;
 use crate::model::{Control, Key, Rule};
 
-impl Run<'_> {
+impl Run {
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.session.disk.disarm();
         self.drain()?;
-        if self.session.pool.info().mode == Mode::Failed || !self.trouble.unsure.is_empty() {
+        if self.session.pool.info().mode == Mode::Failed || !self.known.pending.is_empty() {
             let mask = self.rng.next();
             self.cut(Crash::Power, mask)?;
         }
@@ -27,12 +28,12 @@ impl Run<'_> {
 
     /// Compares every volume with the model while the pool is open.
     pub(super) fn compare_all(&mut self) -> Result<(), Violation> {
-        let now = self.model.tick();
-        let keys: Vec<Key> = self.model.volumes().map(|(key, _)| key).collect();
+        let now = self.known.model.tick();
+        let keys: Vec<Key> = self.known.model.volumes().map(|(key, _)| key).collect();
         for key in keys {
-            self.session.compare(&mut self.model, key, Rule::Since(now), false)?;
+            self.session.compare(&mut self.known.model, key, Rule::Since(now), false)?;
         }
-        let (expected, found) = (self.model.listing(), self.session.listing());
+        let (expected, found) = (self.known.model.listing(), self.session.listing());
         if expected != found {
             return Err(Violation::new("P4", format!("the pool lists {found:?} instead of {expected:?}")));
         }
@@ -40,10 +41,10 @@ impl Run<'_> {
     }
 
     fn delete_all(&mut self) -> Result<(), Violation> {
-        let mut roots = super::place::volumes(&self.model);
+        let mut roots = super::place::volumes(&self.known.model);
         self.rng.shuffle(&mut roots);
         for root in roots {
-            let mut keys = super::place::snapshots(&self.model, Some(root));
+            let mut keys = super::place::snapshots(&self.known.model, Some(root));
             if self.rng.one_in(2) {
                 // Individually, snapshots in any order, instead of all at once.
                 self.rng.shuffle(&mut keys);
@@ -63,15 +64,14 @@ impl Run<'_> {
     fn settle_and_count(&mut self) -> Result<(), Violation> {
         for (name, checkpoint) in [("settle", false), ("checkpoint", true), ("settle", false), ("checkpoint", true)] {
             let pool = self.session.pool.clone();
-            let (start, text) = (self.model.tick(), name.to_owned());
-            self.submit(OperationState::Upkeep(name), start, Vec::new(), text, async move {
+            self.submit_upkeep(name, Vec::new(), name.to_owned(), async move {
                 Outcome::from(if checkpoint { pool.checkpoint().await } else { pool.wait_freed().await })
             });
             self.drain()?;
         }
         self.session.check()?;
         let found = self.session.pool.info();
-        let fresh = fresh(self.setup, found.size)?;
+        let fresh = fresh(&self.setup, found.size)?;
         if found.used != fresh.used || found.freeing != 0 || found.volumes + found.snapshots != 0 {
             return Err(Violation::new(
                 "P6",

@@ -8,7 +8,8 @@ use forkdisk::{ErrorKind, GatherPolicy};
 use super::Violation;
 use super::op::{Kind, Op};
 use super::place;
-use super::run::{OperationState, Outcome, Run};
+use super::run::Run;
+use crate::driver::Outcome;
 use crate::model::Key;
 use crate::rng::Rng;
 
@@ -20,7 +21,7 @@ pub(super) struct Gathers {
     pub to: Cell<u64>,
 }
 
-impl Run<'_> {
+impl Run {
     /// Gathers a volume or snapshot, whatever else is done to it meanwhile: often behind writes in flight.
     pub(super) fn gather(&mut self, op: &Op) -> Result<(), Violation> {
         if op.draws[3].is_multiple_of(2) {
@@ -30,9 +31,9 @@ impl Run<'_> {
                 Ok(())
             });
         }
-        let mut keys = place::volumes(&self.model);
+        let mut keys = place::volumes(&self.known.model);
         if op.draws[1].is_multiple_of(4) {
-            keys.extend(place::snapshots(&self.model, None));
+            keys.extend(place::snapshots(&self.known.model, None));
         }
         if let Some(key) = place::choose(&keys, op.draws[0]) {
             self.begin_gathering(op, key);
@@ -42,12 +43,12 @@ impl Run<'_> {
 
     /// Sometimes called while a checkpoint is written.
     pub(super) fn begin_gathering(&mut self, op: &Op, key: Key) {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
         let text = format!("gather {name}");
-        let gathers = Rc::clone(&self.gathers);
+        let gathers = Rc::clone(&self.world.gathers);
         gathers.to.set(0);
         gathers.count.set(gathers.count.get() + 1);
-        self.submit(OperationState::Upkeep("gather"), start, Vec::new(), text, async move {
+        self.submit_upkeep("gather", Vec::new(), text, async move {
             let noted = |at, _| {
                 gathers.to.set(at);
                 true
@@ -69,7 +70,7 @@ impl Run<'_> {
 
     /// Sets the gather policy of a volume: mostly one that gathers as soon as there is something to do.
     pub(super) fn set_gather(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
         let mut rng = Rng::new(op.draws[1]);
         let policy = match rng.below(7) {
             0 => GatherPolicy::Off,
@@ -78,9 +79,7 @@ impl Run<'_> {
             _ => GatherPolicy::Above(1 + rng.below(12) as u8),
         };
         let text = format!("set the policy of gathering of {name} to {policy:?}");
-        self.submit(OperationState::Upkeep("set gather"), start, vec![key], text, async move {
-            pool.set_gather(&name, policy).await.into()
-        });
+        self.submit_upkeep("set gather", vec![key], text, async move { pool.set_gather(&name, policy).await.into() });
         Ok(())
     }
 }

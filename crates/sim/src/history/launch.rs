@@ -4,25 +4,21 @@ mod controls;
 
 use forkdisk::{Error, ErrorKind};
 
+use super::Violation;
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
-use super::run::{AllowedFailure, Inflight, OperationState, Outcome, Run};
+use super::run::{AllowedFailure, Inflight, Run, Volumes};
 use super::verb::Verb;
-use super::{Violation, recover};
 use crate::disk::{Crash, SimDisk};
-use crate::model::{Control, Key, Pending, Volume, What};
+use crate::driver::{Class, Ended, Outcome, PATIENCE_STEPS, Start, judge};
+use crate::model::{Control, Key, Pending, RecId, Volume, What};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 
 const PAGE: u64 = 4096;
 
-/// Whether it changes contents.
-pub(super) fn changes(doing: &OperationState) -> bool {
-    matches!(doing, OperationState::Change { .. })
-}
-
 fn is_control(op: &Inflight, key: Key) -> bool {
-    matches!(op.doing, OperationState::Control(_)) && op.keys.contains(&key)
+    op.class.is_control() && op.keys.contains(&key)
 }
 
 /// Control operations that data operations may run beside.
@@ -33,7 +29,7 @@ fn is_gentle(pending: &Pending) -> bool {
     )
 }
 
-impl Run<'_> {
+impl Run {
     /// Starts an operation, or does nothing if there is nothing that it can work on.
     pub(super) fn launch(&mut self, op: &Op) -> Result<(), Violation> {
         match op.kind {
@@ -82,7 +78,7 @@ impl Run<'_> {
     }
 
     pub(super) fn size(&self, key: Key) -> u64 {
-        self.model.get(key).map_or(0, |v| v.size)
+        self.known.model.get(key).map_or(0, |v| v.size)
     }
 
     /// Calls `f` with a volume of the operation's choice, when no control operation blocks it. Creates a
@@ -92,9 +88,9 @@ impl Run<'_> {
         op: &Op,
         f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
-        let mut keys = place::volumes(&self.model);
+        let mut keys = place::volumes(&self.known.model);
         if op.kind == Kind::Read && op.draws[0].is_multiple_of(3) {
-            keys.extend(place::snapshots(&self.model, None));
+            keys.extend(place::snapshots(&self.known.model, None));
         }
         let Some(key) = place::choose(&keys, op.draws[0]) else {
             return match self.choose_control(&Op { kind: Kind::Create, ..*op }) {
@@ -112,11 +108,11 @@ impl Run<'_> {
         f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
         let family = self.family(key);
-        self.wait(|o| match &o.doing {
-            OperationState::Control(p) => !is_gentle(p) && o.keys.contains(&family),
+        self.wait(|o| match &o.class {
+            Class::Control(p) => !is_gentle(p) && o.keys.contains(&family),
             _ => false,
         })?;
-        if self.model.get(key).is_none() || self.is_unsure(family) {
+        if self.known.model.get(key).is_none() || self.is_unsure(family) {
             return Ok(());
         }
         f(self, key)
@@ -124,16 +120,16 @@ impl Run<'_> {
 
     /// Returns the volume itself, or the one a snapshot belongs to.
     fn family(&self, key: Key) -> Key {
-        self.model.get(key).and_then(|v| v.of).unwrap_or(key)
+        self.known.model.get(key).and_then(|v| v.of).unwrap_or(key)
     }
 
     /// Whether a failed control operation leaves it uncertain what this volume is.
     fn is_unsure(&self, family: Key) -> bool {
-        self.trouble.unsure.iter().any(|p| self.touched(&p.control).contains(&family))
+        self.known.pending.iter().any(|p| self.touched(&p.control).contains(&family))
     }
 
     pub(super) fn handle(&self, key: Key) -> Result<forkdisk::Volume<SimDisk>, Violation> {
-        let name = self.model.name(key);
+        let name = self.known.model.name(key);
         self.session.pool.volume(&name).map_err(|e| Violation::new("P4", format!("{name} cannot be opened: {e}")))
     }
 
@@ -155,17 +151,26 @@ impl Run<'_> {
     }
 
     fn look_at(&mut self, key: Key, place: Place) -> Result<(), Violation> {
-        let Place { offset, len } = place;
         let volume = self.handle(key)?;
-        let buf = self.session.pool.buffer(len as usize);
-        let vague = self.inflight.values().any(|o| is_control(o, key) && is_rollback(o));
-        let text = format!("read {} {offset}+{len}", self.model.name(key));
-        let start = self.model.tick();
-        self.submit(OperationState::Read { key, offset, vague }, start, vec![key], text, async move {
-            let (result, buf) = volume.read(offset, buf).await;
-            Outcome { buf: Some(buf), ..result.into() }
-        });
+        let vague = self.inflight.values().any(|o| is_control(o, key) && o.class.is_rollback());
+        self.submit_read(volume, key, (place.offset, place.len), vague);
         Ok(())
+    }
+
+    /// Starts a change of contents.
+    fn change(
+        &mut self,
+        (rec, fua, spare): (RecId, bool, AllowedFailure),
+        keys: Vec<Key>,
+        text: String,
+        future: impl Future<Output = Outcome> + 'static,
+    ) -> u64 {
+        let start = Start::new(Class::Change, self.known.model.now(), keys, text);
+        self.submit(start.with_need(spare == AllowedFailure::Nothing), future, move |run, ended| {
+            let skipped = spare == AllowedFailure::Discard && run.world.failure.full;
+            run.known.model.end(rec, ended.is_ok() && !skipped, fua);
+            Ok(())
+        })
     }
 
     pub(super) fn write(
@@ -181,41 +186,38 @@ impl Run<'_> {
         let fua = op.draws[3].is_multiple_of(6) != (self.setup.profile == Profile::Journal);
         let volume = self.handle(key)?;
         let mut buf = self.session.pool.buffer(len as usize);
-        self.model.bytes(key, offset, op.number, &mut buf);
+        self.known.model.bytes(key, offset, op.number, &mut buf);
         let text = format!(
             "write op {} {} {offset}+{len}{} (sectors {}..{})",
             op.number,
-            self.model.name(key),
+            self.known.model.name(key),
             if fua { " fua" } else { "" },
             offset / SECTOR as u64,
             (offset + len).div_ceil(SECTOR as u64)
         );
-        let rec = self.model.write(key, offset, len, What::Mark(op.number));
-        self.model.spread();
-        let start = self.model.now();
+        let rec = self.known.model.write(key, offset, len, What::Mark(op.number));
+        self.known.model.spread();
         let (disk, op) = (self.session.disk.clone(), op.number);
-        self.submit(OperationState::Change { rec, fua, spare }, start, vec![key], text, async move {
+        let id = self.change((rec, fua, spare), vec![key], text, async move {
             disk.order().accept(op, key, offset, len);
             let (result, _) = volume.write(offset, buf, fua).await;
             disk.order().end(op);
             result.into()
         });
-        self.places.insert(self.last(), Place { offset, len });
-        self.cursors.insert(key, offset + len);
+        self.world.places.insert(id, Place { offset, len });
+        self.world.cursors.insert(key, offset + len);
         Ok(())
     }
 
     fn append(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let from = self.cursors.get(&key).copied().unwrap_or(0);
+        let from = self.world.cursors.get(&key).copied().unwrap_or(0);
         let place = place::stretch(op, from, self.size(key));
         self.write(op, key, place, AllowedFailure::Nothing)
     }
 
     /// The model tracks parts of sectors only while nothing else changes the volume.
     fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let quiet = |o: &Inflight| {
-            !matches!(o.doing, OperationState::Read { .. } | OperationState::Flush) && o.keys.contains(&key)
-        };
+        let quiet = |o: &Inflight| !matches!(o.class, Class::Read { .. } | Class::Flush) && o.keys.contains(&key);
         self.wait(quiet)?;
         let place = place::ragged(op, self.size(key));
         self.write(op, key, place, AllowedFailure::Nothing)?;
@@ -227,11 +229,11 @@ impl Run<'_> {
         let fits = |run: &Self, key: Key| {
             let pages = run.size(key) / PAGE;
             let from = op.draws[1] % pages.max(1);
-            let owned = |page: &u64| run.model.is_mapped(key, page * PAGE / SECTOR as u64);
+            let owned = |page: &u64| run.known.model.is_mapped(key, page * PAGE / SECTOR as u64);
             (from..pages).chain(0..from).take(64).find(owned).map(|page| (key, page * PAGE))
         };
         let keys: Vec<Key> =
-            self.model.volumes().filter(|(_, v)| v.of.is_none() && !v.shared).map(|(k, _)| k).collect();
+            self.known.model.volumes().filter(|(_, v)| v.of.is_none() && !v.shared).map(|(k, _)| k).collect();
         let Some((key, offset)) = keys.into_iter().find_map(|key| fits(self, key)) else {
             return Ok(());
         };
@@ -248,7 +250,7 @@ impl Run<'_> {
             let len = len.min(self.size(key) - offset);
             self.write(op, key, Some(Place { offset, len }), AllowedFailure::Nothing)?;
             self.wait(|o| o.keys.contains(&key))?;
-            if self.model.get(key).is_none() || self.is_unsure(key) {
+            if self.known.model.get(key).is_none() || self.is_unsure(key) {
                 break;
             }
         }
@@ -256,18 +258,24 @@ impl Run<'_> {
     }
 
     pub(super) fn flush(&mut self, key: Option<Key>) -> Result<(), Violation> {
-        let start = self.model.tick();
+        let start = self.known.model.tick();
         let pool = self.session.pool.clone();
-        let text = key.map_or("flush the pool".into(), |key| format!("flush {}", self.model.name(key)));
-        match key {
-            None => {
-                self.submit(OperationState::Flush, start, Vec::new(), text, async move { pool.flush().await.into() })
+        let text = key.map_or("flush the pool".into(), |key| format!("flush {}", self.known.model.name(key)));
+        // A flush of one volume covers all.
+        let end = |run: &mut Run, ended: &Ended<Volumes>| {
+            if ended.is_ok() {
+                run.known.model.flushed(None, ended.op.start);
             }
+            Ok(())
+        };
+        let start = Start::new(Class::Flush, start, key.into_iter().collect(), text);
+        match key {
+            None => self.submit(start, async move { pool.flush().await.into() }, end),
             Some(key) => {
                 let volume = self.handle(key)?;
-                self.submit(OperationState::Flush, start, vec![key], text, async move { volume.flush().await.into() });
+                self.submit(start, async move { volume.flush().await.into() }, end)
             }
-        }
+        };
         Ok(())
     }
 
@@ -284,50 +292,41 @@ impl Run<'_> {
     /// Discards or zeroes a range.
     pub(super) fn clear(&mut self, key: Key, kind: Kind, offset: u64, len: u64) -> Result<(), Violation> {
         let volume = self.handle(key)?;
-        let name = self.model.name(key);
+        let name = self.known.model.name(key);
         if kind == Kind::Discard {
             let end = offset + len;
             // The last page of a volume counts as whole.
             let to = if end == self.size(key) { end } else { end / PAGE * PAGE };
             let from = offset.next_multiple_of(PAGE);
-            let rec = self.model.write(key, from, to.saturating_sub(from), What::Zero);
-            let (start, text) = (self.model.now(), format!("discard {name} {offset}+{len}"));
-            let doing = OperationState::Change { rec, fua: false, spare: AllowedFailure::Discard };
-            self.submit(doing, start, vec![key], text, async move { volume.discard(offset, len).await.into() });
+            let rec = self.known.model.write(key, from, to.saturating_sub(from), What::Zero);
+            let text = format!("discard {name} {offset}+{len}");
+            let future = async move { volume.discard(offset, len).await.into() };
+            self.change((rec, false, AllowedFailure::Discard), vec![key], text, future);
         } else {
             let fua = kind == Kind::ZeroFua;
-            let rec = self.model.write(key, offset, len, What::Zero);
-            let (start, text) =
-                (self.model.now(), format!("zero {name} {offset}+{len}{}", if fua { " fua" } else { "" }));
-            let doing = OperationState::Change { rec, fua, spare: AllowedFailure::Nothing };
-            self.submit(
-                doing,
-                start,
-                vec![key],
-                text,
-                async move { volume.write_zeroes(offset, len, fua).await.into() },
-            );
+            let rec = self.known.model.write(key, offset, len, What::Zero);
+            let text = format!("zero {name} {offset}+{len}{}", if fua { " fua" } else { "" });
+            let future = async move { volume.write_zeroes(offset, len, fua).await.into() };
+            self.change((rec, fua, AllowedFailure::Nothing), vec![key], text, future);
         }
         Ok(())
     }
 
     fn clone_range(&mut self, op: &Op, target: Key) -> Result<(), Violation> {
-        let mut keys = place::volumes(&self.model);
-        keys.extend(place::snapshots(&self.model, None));
+        let mut keys = place::volumes(&self.known.model);
+        keys.extend(place::snapshots(&self.known.model, None));
         let Some(source) = place::choose(&keys, op.draws[4]) else {
             return Ok(());
         };
         let family = self.family(source);
-        let busy = |o: &Inflight| match &o.doing {
-            OperationState::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
+        let busy = |o: &Inflight| match &o.class {
+            Class::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
             // Chains of copies in flight are more than the model tracks.
-            OperationState::Change { .. } => {
-                o.text.starts_with("share") && (o.keys.contains(&source) || o.keys.contains(&target))
-            }
+            Class::Change => o.text.starts_with("share") && (o.keys.contains(&source) || o.keys.contains(&target)),
             _ => false,
         };
         self.wait(busy)?;
-        if self.model.get(source).is_none() || self.model.get(target).is_none() || self.is_unsure(family) {
+        if self.known.model.get(source).is_none() || self.known.model.get(target).is_none() || self.is_unsure(family) {
             return Ok(());
         }
         let tables = match self.setup.profile {
@@ -356,11 +355,13 @@ impl Run<'_> {
     pub(super) fn share(&mut self, source: (Key, u64), target: (Key, u64), len: u64) -> Result<(), Violation> {
         let (s, t) = (self.handle(source.0)?, self.handle(target.0)?);
         let (from, to) = (source.1, target.1);
-        let text = format!("share {} {from}+{len} into {} {to}", self.model.name(source.0), self.model.name(target.0));
-        let rec = self.model.clone_range(source, target, len);
-        let start = self.model.now();
-        let doing = OperationState::Change { rec, fua: false, spare: AllowedFailure::Nothing };
-        self.submit(doing, start, vec![target.0, source.0], text, async move {
+        let text = format!(
+            "share {} {from}+{len} into {} {to}",
+            self.known.model.name(source.0),
+            self.known.model.name(target.0)
+        );
+        let rec = self.known.model.clone_range(source, target, len);
+        self.change((rec, false, AllowedFailure::Nothing), vec![target.0, source.0], text, async move {
             t.clone_range(&s, from, to, len).await.into()
         });
         Ok(())
@@ -371,14 +372,14 @@ impl Run<'_> {
         let Some(Place { offset, len }) = place::range(op, self.size(key)).filter(|p| p.len > 1) else {
             return Ok(());
         };
-        let (volume, start) = (self.handle(key)?, self.model.tick());
+        let volume = self.handle(key)?;
         let to = offset + op.draws[3] % len;
         let len = len.min(self.size(key) - to);
         if to >= offset + len {
             return Ok(());
         }
-        let text = format!("share {offset}+{len} of {} into itself at {to}", self.model.name(key));
-        self.submit(OperationState::Upkeep("overlap"), start, vec![key], text, async move {
+        let text = format!("share {offset}+{len} of {} into itself at {to}", self.known.model.name(key));
+        self.submit_upkeep("overlap", vec![key], text, async move {
             match volume.clone_range(&volume, offset, to, len).await {
                 Err(e) if e.kind() == ErrorKind::Invalid => Outcome::default(),
                 Err(e) => Err(e).into(),
@@ -389,7 +390,7 @@ impl Run<'_> {
     }
 
     fn grow(&mut self, op: &Op) -> Result<(), Violation> {
-        if self.inflight.values().any(|o| matches!(o.doing, OperationState::Upkeep("grow"))) {
+        if self.inflight.values().any(|o| o.class.is("grow")) {
             return Ok(());
         }
         self.grow_to((1 + op.draws[0] % 6) << 20)
@@ -401,35 +402,36 @@ impl Run<'_> {
         if size > self.setup.pool * 3 {
             return Ok(());
         }
-        let (pool, start) = (self.session.pool.clone(), self.model.tick());
-        let text = format!("grow the pool to {size}");
-        self.submit(
-            OperationState::Upkeep("grow"),
-            start,
-            Vec::new(),
-            text,
-            async move { pool.grow(size).await.into() },
-        );
+        let (pool, text) = (self.session.pool.clone(), format!("grow the pool to {size}"));
+        self.submit_upkeep("grow", Vec::new(), text, async move { pool.grow(size).await.into() });
         Ok(())
     }
 
     pub(super) fn upkeep(&mut self, kind: Kind) {
-        let (pool, start) = (self.session.pool.clone(), self.model.tick());
-        let (name, text) = match kind {
-            Kind::Checkpoint => ("checkpoint", "checkpoint"),
-            Kind::Check => ("check", "check"),
-            _ => ("settle", "settle"),
-        };
-        self.submit(OperationState::Upkeep(name), start, Vec::new(), text.into(), async move {
-            match kind {
-                Kind::Checkpoint => pool.checkpoint().await.into(),
-                Kind::Check => match pool.check().await {
-                    Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
-                    Err(e) => Err(e).into(),
-                },
-                _ => pool.wait_freed().await.into(),
+        let pool = self.session.pool.clone();
+        match kind {
+            Kind::Checkpoint => {
+                let future = async move { pool.checkpoint().await.into() };
+                self.submit_upkeep("checkpoint", Vec::new(), "checkpoint".into(), future);
             }
-        });
+            Kind::Check => self.check(),
+            _ => {
+                let future = async move { pool.wait_freed().await.into() };
+                self.submit_upkeep("settle", Vec::new(), "settle".into(), future);
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        let pool = self.session.pool.clone();
+        let future = async move {
+            match pool.check().await {
+                Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
+                Err(e) => Err(e).into(),
+            }
+        };
+        let start = Start::new(Class::Other("check"), self.known.model.tick(), Vec::new(), "check".into());
+        self.submit(start, future, |_, ended| ended.outcome.report.iter().try_for_each(judge));
     }
 
     /// Closes cleanly and opens again: everything is there, flushed or not.
@@ -440,21 +442,11 @@ impl Run<'_> {
         }
         self.say(|| "close and open again".into());
         let pool = self.session.pool.clone();
-        let closed = self.session.exec.run(recover::PATIENCE_STEPS, async move { pool.close().await })?;
+        let closed = self.session.exec.run(PATIENCE_STEPS, async move { pool.close().await })?;
         closed.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
-        let start = self.model.tick();
-        self.model.flushed(None, start);
+        let start = self.known.model.tick();
+        self.known.model.flushed(None, start);
         let mask = self.rng.next();
         self.cut(Crash::Power, mask)
     }
-}
-
-/// Whether it is a rollback.
-pub(super) fn is_rollback(op: &Inflight) -> bool {
-    matches!(&op.doing, OperationState::Control(p) if matches!(p.control, Control::Rollback(..)))
-}
-
-/// Whether it may make a volume smaller.
-pub(super) fn may_shrink(op: &Inflight) -> bool {
-    is_rollback(op) || matches!(&op.doing, OperationState::Control(p) if matches!(p.control, Control::Resize(..)))
 }

@@ -12,10 +12,15 @@ use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, Mode, Pool, V
 use super::Violation;
 use super::op::Op;
 use super::recover::Session;
-use super::run::{OperationState, Outcome, Run};
+use super::run::Run;
 use crate::disk::{PAGE, SimDisk};
+use crate::driver::{Class, Life, Start};
 use crate::model::{Entry, Model, Names, PREFIX, Time, Tree, has_children};
 use crate::rng::Rng;
+
+/// What gives a volume its name, and what writes one without a name.
+pub(super) const NAMING: &str = "give name";
+const FILLING: &str = "fill unnamed";
 
 /// Folders that are created.
 const FOLDERS: [&str; 5] = ["n/a", "n/b", "n/a/c", "n/b/c", "n/a/c/d"];
@@ -92,10 +97,10 @@ impl Session {
     }
 }
 
-impl Run<'_> {
+impl Run {
     /// Waits until no other operation changes names.
     fn await_naming(&mut self) -> Result<bool, Violation> {
-        self.wait(|o| matches!(o.doing, OperationState::Naming))?;
+        self.wait(|o| o.class.is(NAMING))?;
         Ok(self.session.pool.info().mode != Mode::Failed)
     }
 
@@ -104,8 +109,8 @@ impl Run<'_> {
         self.stats.operations += 1;
         self.say(|| format!("{text}: {result:?}"));
         let Err(e) = result else {
-            let now = self.model.tick();
-            self.model.names.push(now, tree);
+            let now = self.known.model.tick();
+            self.known.model.names.push(now, tree);
             if !self.session.pool.is_process_safe() {
                 self.keep_names(now);
             }
@@ -120,16 +125,16 @@ impl Run<'_> {
 
     /// A change made at this time is acknowledged when it outlives the process.
     fn keep_names(&mut self, time: Time) {
-        self.model.names.hold(time);
-        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        self.known.model.names.hold(time);
+        let pool = self.session.pool.clone();
         let text = format!("wait until names are kept, since {time}");
-        self.submit(
-            OperationState::Keeping,
-            start,
-            Vec::new(),
-            text,
-            async move { pool.wait_process_safe().await.into() },
-        );
+        let start = Start::new(Class::Other("keep names"), self.known.model.tick(), Vec::new(), text);
+        self.submit(start, async move { pool.wait_process_safe().await.into() }, |run, ended| {
+            if ended.is_ok() {
+                run.known.model.names.kept(ended.op.start);
+            }
+            Ok(())
+        });
     }
 
     /// Makes some calls on names and attributes in sequence.
@@ -153,14 +158,14 @@ impl Run<'_> {
     /// While the pool is open only the last state is valid.
     fn compare_names_now(&self) -> Result<(), Violation> {
         let mut now = Names::default();
-        now.push(1, self.model.names.now());
+        now.push(1, self.known.model.names.now());
         now.flushed(2);
         Ok(now.settle(&observe(&self.session.pool)?)?)
     }
 
     fn change_names(&mut self, rng: &mut Rng, mark: u32) -> Result<(), Violation> {
         let pool = self.session.pool.clone();
-        let mut tree = self.model.names.now();
+        let mut tree = self.known.model.names.now();
         let files: Vec<String> = tree.iter().filter(|(_, e)| !e.folder).map(|(name, _)| name.clone()).collect();
         let mut folders: Vec<String> = tree.iter().filter(|(_, e)| e.folder).map(|(name, _)| name.clone()).collect();
         folders.extend(FOLDERS.map(String::from));
@@ -210,9 +215,9 @@ impl Run<'_> {
                 let (result, open) = (result.as_ref().map(drop).map_err(Error::clone), result.ok().flatten());
                 self.noted(format!("remove {file}"), result, tree)?;
                 // Otherwise it is deleted with its handle.
-                if let Some(volume) = open.filter(|_| self.unnamed.len() < MAX_UNNAMED_VOLUMES) {
+                if let Some(volume) = open.filter(|_| self.world.unnamed.len() < MAX_UNNAMED_VOLUMES) {
                     let (size, mark) = (volume.size(), if filled > 0 { filled } else { mark });
-                    self.unnamed.push(Open { volume, size, is_new: false, mark, filled: Rc::default() });
+                    self.world.unnamed.push(Open { volume, size, is_new: false, mark, filled: Rc::default() });
                 }
                 Ok(())
             }
@@ -256,17 +261,17 @@ impl Run<'_> {
         if !self.await_naming()? {
             return Ok(());
         }
-        let at = (!self.unnamed.is_empty()).then(|| rng.index(self.unnamed.len()));
+        let at = (!self.world.unnamed.is_empty()).then(|| rng.index(self.world.unnamed.len()));
         match (rng.below(6), at) {
-            (0..=2, _) if self.unnamed.len() < MAX_UNNAMED_VOLUMES => self.create_unnamed(op, &mut rng),
+            (0..=2, _) if self.world.unnamed.len() < MAX_UNNAMED_VOLUMES => self.create_unnamed(op, &mut rng),
             (3, Some(at)) => {
-                let Open { volume, .. } = self.unnamed.swap_remove(at);
+                let Open { volume, .. } = self.world.unnamed.swap_remove(at);
                 self.say(|| "a volume without a name is closed".into());
                 drop(volume);
                 Ok(())
             }
             (4, Some(at)) => self.fill_unnamed(at, &mut rng),
-            (_, Some(at)) if self.unnamed[at].is_new => self.give_name(at, &mut rng),
+            (_, Some(at)) if self.world.unnamed[at].is_new => self.give_name(at, &mut rng),
             _ => Ok(()),
         }
     }
@@ -274,65 +279,64 @@ impl Run<'_> {
     fn create_unnamed(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
         let size = (1 + rng.below(64)) * PAGE as u64;
         let made = self.session.pool.create_unnamed(&CreateOptions::new(size, 1));
-        let (text, tree) = (format!("create a volume without a name, {size} bytes"), self.model.names.now());
+        let (text, tree) = (format!("create a volume without a name, {size} bytes"), self.known.model.names.now());
         let (result, volume) = (made.as_ref().map(drop).map_err(Error::clone), made.ok());
         self.noted(text, result, tree)?;
         let Some(volume) = volume else { return Ok(()) };
-        self.unnamed.push(Open { volume, size, is_new: true, mark: op.number, filled: Rc::default() });
-        if rng.one_in(4) { Ok(()) } else { self.fill_unnamed(self.unnamed.len() - 1, rng) }
+        self.world.unnamed.push(Open { volume, size, is_new: true, mark: op.number, filled: Rc::default() });
+        if rng.one_in(4) { Ok(()) } else { self.fill_unnamed(self.world.unnamed.len() - 1, rng) }
     }
 
     /// Writes the first pages; a filled volume keeps its contents.
     fn fill_unnamed(&mut self, at: usize, rng: &mut Rng) -> Result<(), Violation> {
-        let open = &self.unnamed[at];
+        let open = &self.world.unnamed[at];
         let len = (1 + rng.below(open.size / PAGE as u64)) * PAGE as u64;
         let mut buf = self.session.pool.buffer(len as usize);
         buf[..].copy_from_slice(&pattern(open.mark, len as usize));
-        let (volume, filled, fua, start) =
-            (open.volume.clone(), Rc::clone(&open.filled), rng.one_in(4), self.model.tick());
+        let (volume, filled, fua) = (open.volume.clone(), Rc::clone(&open.filled), rng.one_in(4));
         let text = format!("write {len} bytes of a volume without a name");
-        self.submit(OperationState::Unnamed, start, Vec::new(), text, async move {
+        let start = Start::new(Class::Other(FILLING), self.known.model.tick(), Vec::new(), text);
+        let future = async move {
             let (result, _) = volume.write(0, buf, fua).await;
             filled.set(filled.get() || result.is_ok());
             result.into()
-        });
+        };
+        self.submit(start.with_need(true), future, |_, _| Ok(()));
         Ok(())
     }
 
     fn give_name(&mut self, at: usize, rng: &mut Rng) -> Result<(), Violation> {
         // A write in flight may fail half way.
-        self.wait(|o| matches!(o.doing, OperationState::Unnamed | OperationState::Naming))?;
-        let (name, mut tree) = (self.file_name(rng), self.model.names.now());
-        if tree.contains_key(&name) || self.session.pool.info().mode == Mode::Failed || at >= self.unnamed.len() {
+        self.wait(|o| o.class.is(NAMING) || o.class.is(FILLING))?;
+        let (name, mut tree) = (self.file_name(rng), self.known.model.names.now());
+        if tree.contains_key(&name) || self.session.pool.info().mode == Mode::Failed || at >= self.world.unnamed.len() {
             return Ok(());
         }
-        let Open { volume, size, mark, filled, .. } = self.unnamed.swap_remove(at);
+        let Open { volume, size, mark, filled, .. } = self.world.unnamed.swap_remove(at);
         let filled = if filled.get() { mark } else { 0 };
         tree.insert(name.clone(), Entry { folder: false, mark: 0, size, filled });
-        self.model.names.begin(tree);
-        let (pool, start, text) =
-            (self.session.pool.clone(), self.model.tick(), format!("give a volume the name {name}"));
-        self.submit(OperationState::Naming, start, Vec::new(), text, async move {
-            Outcome::from(pool.name_volume(&volume, &name).await)
+        self.known.model.names.begin(tree);
+        let (pool, text) = (self.session.pool.clone(), format!("give a volume the name {name}"));
+        let start = Start::new(Class::Other(NAMING), self.known.model.tick(), Vec::new(), text);
+        let future = async move { pool.name_volume(&volume, &name).await.into() };
+        self.submit(start.with_need(true), future, |run, ended| {
+            // If it failed together with the pool, the next open tells whether it happened.
+            if ended.is_ok() || !run.session.has_failed() {
+                let now = run.known.model.tick();
+                run.known.model.names.end(now, ended.is_ok());
+            }
+            Ok(())
         });
         Ok(())
     }
 
-    /// If it failed together with the pool, the next open tells whether it happened.
-    pub(super) fn named(&mut self, ok: bool) {
-        if ok || self.session.pool.info().mode != Mode::Failed {
-            let now = self.model.tick();
-            self.model.names.end(now, ok);
-        }
-    }
-
     /// Removes all names and all volumes without one.
     pub(super) fn remove_names(&mut self) -> Result<(), Violation> {
-        self.unnamed.clear();
+        self.world.unnamed.clear();
         self.compare_names_now()?;
-        for (name, entry) in self.model.names.now().into_iter().rev() {
+        for (name, entry) in self.known.model.names.now().into_iter().rev() {
             let pool = self.session.pool.clone();
-            let mut tree = self.model.names.now();
+            let mut tree = self.known.model.names.now();
             tree.remove(&name);
             let result = if entry.folder { pool.remove_folder(&name) } else { pool.remove_file(&name) };
             self.noted(format!("remove {name}"), result, tree)?;

@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::recover::{self, Entrance, PATIENCE_STEPS, Session, recover};
+use super::known::Known;
+use super::recover::{Session, recover};
 use super::run::Run;
 use super::{Kind, Op, Profile, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, PAGE};
+use crate::driver::{Entrance, PATIENCE_STEPS};
 use crate::model::{Control, Key};
 use crate::pattern::{Blends, Found, SECTOR, is_zero};
 use crate::rng::{Rng, mix};
@@ -70,7 +72,7 @@ impl PoolImage {
     }
 }
 
-impl Run<'_> {
+impl Run {
     fn image(&mut self, ops: &[Op], closed: bool) -> Result<PoolImage, Violation> {
         let half = ops.len() / 2;
         self.some(&ops[..half])?;
@@ -87,7 +89,7 @@ impl Run<'_> {
         }
         let medium = self.session.disk.freeze(Crash::Power).crash(0);
         let contents = self.contents(&medium, true)?;
-        let pages = metadata(&medium, self.model.blends());
+        let pages = metadata(&medium, self.known.model.blends());
         let changed = |page: &u64| page_of(&medium, *page) != page_of(&before, *page);
         let last = if closed { BTreeSet::new() } else { pages.iter().copied().filter(changed).collect() };
         let before = self.contents(&before, false)?;
@@ -98,9 +100,7 @@ impl Run<'_> {
         let tame =
             |kind| !matches!(kind, Kind::Fault | Kind::Cut | Kind::Kill | Kind::Reopen | Kind::Fill | Kind::Grow);
         for op in ops.iter().filter(|op| tame(op.kind)) {
-            while self.inflight.len() >= self.setup.depth {
-                self.step()?;
-            }
+            self.make_way()?;
             self.launch(op)?;
         }
         self.drain()
@@ -115,7 +115,7 @@ impl Run<'_> {
 
     /// Makes sure there is a commit (not every write needs a record): a new volume, a write to every one.
     fn touch_all(&mut self) -> Result<(), Violation> {
-        let keys: Vec<Key> = super::place::volumes(&self.model);
+        let keys: Vec<Key> = super::place::volumes(&self.known.model);
         self.control(Control::Create("last".into(), PAGE as u64))?;
         self.drain()?;
         for (i, key) in keys.into_iter().enumerate() {
@@ -132,9 +132,10 @@ impl Run<'_> {
     fn contents(&self, medium: &Medium, current: bool) -> Result<Contents, Violation> {
         let session = if current {
             let entrance = Entrance { seed: self.setup.seed, cuts: 0, again: false };
-            recover(self.setup, (medium, None), &self.model, &[], entrance, &mut Stats::default())?.session
+            let known = Known::of(self.known.model.clone());
+            recover(&self.setup, (medium, None), &known, entrance, &mut Stats::default())?.0
         } else {
-            Session::open(self.setup, medium, self.setup.seed)?
+            Session::open(&self.setup, medium, self.setup.seed)?
         };
         read_all(&session).map_err(|e| Violation::new("P6", e.to_string()))
     }
@@ -154,7 +155,7 @@ pub fn read_all(session: &Session) -> Result<Contents, forkdisk::Error> {
         let buf = session.pool.buffer(info.size as usize);
         let (result, buf) = session
             .exec
-            .run(recover::PATIENCE_STEPS, async move { volume.read(0, buf).await })
+            .run(PATIENCE_STEPS, async move { volume.read(0, buf).await })
             .map_err(|stuck| forkdisk::Error::new(forkdisk::ErrorKind::Invalid, stuck.to_string()))?;
         result?;
         all.insert(info.name, buf.to_vec());

@@ -4,8 +4,8 @@ use forkdisk::Mode;
 
 use super::Violation;
 use super::op::Op;
-use super::recover::PATIENCE_STEPS;
 use super::run::Run;
+use crate::driver::PATIENCE_STEPS;
 use crate::model::Key;
 use crate::rng::Rng;
 
@@ -19,17 +19,17 @@ pub(super) struct Quota {
     most: u64,
 }
 
-impl Run<'_> {
+impl Run {
     /// Sets a quota above, at or below what the volume refers to, or none. Nothing else runs meanwhile, so
     /// that what the volume held then is known.
     pub(super) fn set_quota(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         self.drain()?;
         self.judge_quotas()?;
         let sound = self.session.disk.faults_hit() == 0 && self.session.pool.info().mode != Mode::Failed;
-        if !sound || self.model.get(key).is_none() {
+        if !sound || self.known.model.get(key).is_none() {
             return Ok(());
         }
-        let name = self.model.name(key);
+        let name = self.known.model.name(key);
         let wrong = |e: forkdisk::Error| Violation::new("P4", format!("the quota of {name}: {e}"));
         let held = self.session.pool.find(&name).map_err(wrong)?.referenced;
         let mut rng = Rng::new(op.draws[1]);
@@ -43,19 +43,19 @@ impl Run<'_> {
         let (pool, of) = (self.session.pool.clone(), name.clone());
         self.session.exec.run(PATIENCE_STEPS, async move { pool.set_quota(&of, bytes).await })?.map_err(wrong)?;
         let most = if bytes == 0 { u64::MAX } else { held.max(bytes) };
-        self.quotas.insert(key, Quota { bytes, most });
+        self.world.quotas.insert(key, Quota { bytes, most });
         Ok(())
     }
 
     /// Checks that every quota has its last value and that no volume exceeds it. Must be called when nothing
     /// is in flight.
     pub(super) fn judge_quotas(&mut self) -> Result<(), Violation> {
-        self.quotas.retain(|&key, _| self.model.get(key).is_some());
-        if self.session.pool.info().mode == Mode::Failed || !self.trouble.unsure.is_empty() {
+        self.world.quotas.retain(|&key, _| self.known.model.get(key).is_some());
+        if self.session.pool.info().mode == Mode::Failed || !self.known.pending.is_empty() {
             return Ok(());
         }
-        for (&key, quota) in &self.quotas {
-            let name = self.model.name(key);
+        for (&key, quota) in &self.world.quotas {
+            let name = self.known.model.name(key);
             let info = self.session.pool.find(&name).map_err(|e| Violation::new("P4", e.to_string()))?;
             if info.quota != quota.bytes {
                 let what = format!("{name} has a quota of {} bytes and was given {}", info.quota, quota.bytes);
@@ -71,13 +71,13 @@ impl Run<'_> {
 
     /// A snapshot may hold more than the volume's quota, and so may a rollback to it.
     pub(super) fn forgive_quota(&mut self, key: Key) {
-        if let Some(quota) = self.quotas.get_mut(&key) {
+        if let Some(quota) = self.world.quotas.get_mut(&key) {
             quota.most = u64::MAX;
         }
     }
 
     /// Whether a write to one of these volumes may be refused because of its quota.
     pub(super) fn has_quota(&self, keys: &[Key]) -> bool {
-        keys.iter().any(|key| self.quotas.contains_key(key))
+        keys.iter().any(|key| self.world.quotas.contains_key(key))
     }
 }

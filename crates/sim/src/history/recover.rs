@@ -7,22 +7,22 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
+use forkdisk::{MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
 
+use super::known::Known;
 use super::op::Profile;
 use super::shadow::{Shadow, ShadowedMemory};
 use super::verb::properties_of;
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, Medium, PAGE, ReadDamage, Request, SimDisk, When};
+use crate::driver::{Entrance, PATIENCE_STEPS, judge};
 use crate::executor::Executor;
-use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Pending, Rule};
+use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Rule};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
 /// The commit interval, in runs with memory that outlives the process.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Limit of steps of a single call.
-pub const PATIENCE_STEPS: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
 const STRIDE_BYTES: u64 = 256 << 10;
 /// Volumes up to this size are read completely.
@@ -51,25 +51,6 @@ impl Drop for Session {
             self.exec.halt();
         }
     }
-}
-
-/// How a recovery is carried out.
-#[derive(Clone, Copy, Debug)]
-pub struct Entrance {
-    /// The seed of its choices.
-    pub seed: u64,
-    /// How often it may be cut and started over.
-    pub cuts: u32,
-    /// Whether to cut the power again afterwards and check that a second recovery finds the same.
-    pub again: bool,
-}
-
-/// A pool that was recovered and agrees with the model.
-pub struct Recovered {
-    /// The running pool.
-    pub session: Session,
-    /// Its contents.
-    pub model: Model,
 }
 
 /// Bytes of the memory that outlives the process: few, so that it is sometimes full.
@@ -105,23 +86,21 @@ pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptio
         .with_clock(has_clock.then_some(|| 1))
 }
 
-/// Opens `medium`, verifies everything against `model` and the control operations that were in flight, and
-/// adopts the findings.
+/// Opens `medium`, verifies everything against what is known, and adopts the findings.
 ///
 /// # Errors The promise that is broken.
 pub fn recover(
     setup: &Setup,
     (medium, memory): (&Medium, Option<&VolatileMemory>),
-    model: &Model,
-    pending: &[Pending],
+    known: &Known,
     entrance: Entrance,
     stats: &mut Stats,
-) -> Result<Recovered, Violation> {
+) -> Result<(Session, Known), Violation> {
     let mut rng = Rng::new(mix(&[entrance.seed, 3]));
     let session = open(setup, (medium, memory), &mut rng, entrance.cuts, stats)?;
-    let model = verify(&session, model, pending)?;
+    let known = Known::of(verify(&session, known)?);
     if !entrance.again {
-        return Ok(Recovered { session, model });
+        return Ok((session, known));
     }
     let frozen = session.disk.freeze(Crash::Power);
     let mask = if rng.one_in(3) { 0 } else { rng.next() };
@@ -131,7 +110,7 @@ pub fn recover(
     let medium = frozen.crash(mask);
     drop(session);
     let second = Entrance { seed: rng.next(), cuts: 0, again: false };
-    recover(setup, (&medium, None), &model, &[], second, stats).map_err(|mut v| {
+    recover(setup, (&medium, None), &known, second, stats).map_err(|mut v| {
         v.what = format!("a second recovery differs from the first: {}", v.what);
         v
     })
@@ -332,27 +311,12 @@ impl Session {
     }
 }
 
-/// Turns damage and leaks into a violation.
-pub fn judge(report: &CheckReport) -> Result<(), Violation> {
-    if report.damage.is_empty() && report.leaked == 0 {
-        return Ok(());
-    }
-    let damage: Vec<&str> = report.damage.iter().take(4).map(String::as_str).collect();
-    let what = format!(
-        "check found {} faults ({}) and {} leaked pages",
-        report.damage.len(),
-        damage.join("; "),
-        report.leaked
-    );
-    Err(Violation::new("P6", what))
-}
-
 /// Compares everything; the findings resolve what was in flight.
-fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model, Violation> {
+fn verify(session: &Session, known: &Known) -> Result<Model, Violation> {
     let found = session.listing();
-    let mut model = model.clone();
+    let mut model = known.model.clone();
     let mut undecided = Vec::new();
-    for p in pending {
+    for p in &known.pending {
         match model.applied(p, &found)? {
             Applied::Yes => model.apply(p),
             Applied::No => {}

@@ -4,12 +4,10 @@
 //! pages, one of them written. Operations run in sequence.
 
 use super::place::Place;
-use super::recover::{Entrance, recover};
 use super::run::{AllowedFailure, Run};
 use super::{CrashPoint, Kind, Op, Setup, Stats, Violation};
-use crate::disk::Crash;
+use crate::driver::Watch;
 use crate::model::{Control, Key};
-use crate::rng::mix;
 
 const PAGE: u64 = 4096;
 /// Most masks tried at one crash point; if the rule has more, they are spread over all.
@@ -138,7 +136,7 @@ pub fn run_small(
         run.prepare()?;
         for (i, &op) in ops.iter().enumerate() {
             if i + 1 == ops.len() {
-                run.watch = Some(Watch { aim, disk: 0, acks: 0 });
+                run.watch = Some(Watch::new(aim, MAX_MASKS, false));
             }
             run.small(op, i as u32 + 10)?;
             run.drain()?;
@@ -152,29 +150,22 @@ pub fn run_small(
     })
 }
 
-/// Tries crashes at every step of an operation.
-pub(super) struct Watch {
-    aim: Option<CrashPoint>,
-    disk: u64,
-    acks: u64,
-}
+/// The volume that began as `a`, whatever its name is now.
+const A: Key = 1;
+/// The volume that began as `b`.
+const B: Key = 2;
 
-impl Run<'_> {
-    /// The volume that began as `a`, whatever its name is now.
-    const A: Key = 1;
-    /// The volume that began as `b`.
-    const B: Key = 2;
-
+impl Run {
     fn prepare(&mut self) -> Result<(), Violation> {
         for name in ["a", "b"] {
             self.control(Control::Create(name.into(), 4 * PAGE))?;
             self.drain()?;
         }
-        self.put(1, Self::A, 0, 3 * PAGE, false)?;
-        self.put(2, Self::B, 0, PAGE, true)?;
-        self.control(Control::Snapshot(vec![(Self::A, "0".into())]))?;
+        self.put(1, A, 0, 3 * PAGE, false)?;
+        self.put(2, B, 0, PAGE, true)?;
+        self.control(Control::Snapshot(vec![(A, "0".into())]))?;
         self.drain()?;
-        self.put(3, Self::A, PAGE, PAGE, true)
+        self.put(3, A, PAGE, PAGE, true)
     }
 
     fn put(&mut self, number: u32, key: Key, offset: u64, len: u64, fua: bool) -> Result<(), Violation> {
@@ -185,8 +176,8 @@ impl Run<'_> {
     }
 
     fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
-        let (a, b) = (Self::A, Self::B);
-        let last = || self.model.volumes().filter(|(_, v)| v.of == Some(a)).map(|(key, _)| key).last();
+        let (a, b) = (A, B);
+        let last = || self.known.model.volumes().filter(|(_, v)| v.of == Some(a)).map(|(key, _)| key).last();
         match op {
             Small::Write => self.put(number, a, 0, PAGE, false),
             Small::WriteFua => self.put(number, a, PAGE, PAGE, true),
@@ -210,7 +201,8 @@ impl Run<'_> {
             Small::Shrink => self.control(Control::Resize(a, PAGE + 1024)),
             Small::Extend => self.control(Control::Resize(a, 6 * PAGE)),
             Small::DeleteB => {
-                let mut all: Vec<Key> = self.model.volumes().filter(|(_, v)| v.of == Some(b)).map(|(k, _)| k).collect();
+                let mut all: Vec<Key> =
+                    self.known.model.volumes().filter(|(_, v)| v.of == Some(b)).map(|(k, _)| k).collect();
                 all.push(b);
                 self.control(Control::Delete(all))
             }
@@ -221,44 +213,5 @@ impl Run<'_> {
             }
             Small::Reopen => self.reopen(),
         }
-    }
-
-    /// Tries every crash at this step if something has changed since the last one.
-    pub(super) fn watch_step(&mut self) -> Result<(), Violation> {
-        let (disk, acks) = (self.session.disk.version(), self.model.acks());
-        let Some(watch) = &mut self.watch else {
-            return Ok(());
-        };
-        match watch.aim {
-            Some(aim) if aim.step != self.step => return Ok(()),
-            None if (watch.disk, watch.acks) == (disk, acks) => return Ok(()),
-            _ => {}
-        }
-        (watch.disk, watch.acks) = (disk, acks);
-        let aimed = watch.aim.and_then(|aim| aim.mask);
-        let frozen = self.session.disk.freeze(Crash::Power);
-        let pending = self.pending();
-        self.stats.cuts += 1;
-        let all = frozen.masks();
-        let masks: Vec<u64> = match aimed {
-            Some(mask) => vec![mask],
-            None if all <= MAX_MASKS => (0..all).collect(),
-            None => (0..MAX_MASKS).map(|i| i * all / MAX_MASKS).chain((0..16).map(|i| mix(&[i, self.step]))).collect(),
-        };
-        for mask in masks {
-            self.stats.crash_states += 1;
-            if !self.seen.insert(mix(&[frozen.fingerprint(mask), acks])) && aimed.is_none() {
-                continue;
-            }
-            self.stats.distinct += 1;
-            let text = frozen.describe(mask);
-            self.say(|| format!("crash (mask {mask}): {text}"));
-            let draw = mix(&[self.step, mask]);
-            let entrance =
-                Entrance { seed: draw, cuts: u32::from(draw.is_multiple_of(16)), again: draw >> 8 & 15 == 0 };
-            recover(self.setup, (&frozen.crash(mask), None), &self.model, &pending, entrance, &mut self.stats)
-                .map_err(|v| v.at(self.step, mask))?;
-        }
-        Ok(())
     }
 }

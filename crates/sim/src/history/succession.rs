@@ -35,12 +35,12 @@ enum Who {
     Next,
 }
 
-impl Run<'_> {
+impl Run {
     /// Runs the next step of the succession.
     pub(super) fn clone(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
-        let step = self.succession.step;
-        self.succession.step = (step + 1) % 13;
+        let step = self.world.succession.step;
+        self.world.succession.step = (step + 1) % 13;
         // Steps that create the volumes are never left out.
         if !matches!(step, 0 | 2 | 6) && rng.one_in(16) {
             return Ok(());
@@ -57,7 +57,7 @@ impl Run<'_> {
             }
             6 => self.fork(Who::Heir, Who::Next),
             7 => {
-                let other = (self.succession.block + 1) % self.succession.blocks.max(1);
+                let other = (self.world.succession.block + 1) % self.world.succession.blocks.max(1);
                 self.by(Who::Next, |run, key| run.touch(op, key, other, 1))?;
                 self.by(Who::Heir, |run, key| run.touch(op, key, other, 2))
             }
@@ -71,36 +71,36 @@ impl Run<'_> {
     fn begin_succession(&mut self, rng: &mut Rng) -> Result<(), Violation> {
         let blocks = 3 + rng.below(2);
         let names = [self.name("v"), self.name("c"), self.name("c")];
-        self.succession = CloneSuccession { step: 1, names, blocks, block: rng.below(blocks) };
-        let control = Control::Create(self.succession.names[0].clone(), blocks * BLOCK);
+        self.world.succession = CloneSuccession { step: 1, names, blocks, block: rng.below(blocks) };
+        let control = Control::Create(self.world.succession.names[0].clone(), blocks * BLOCK);
         self.control(control)?;
         self.drain()
     }
 
     /// Calls `f` with a member that exists and that nothing blocks.
     fn by(&mut self, who: Who, f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>) -> Result<(), Violation> {
-        let name = &self.succession.names[who as usize];
-        let mut volumes = place::volumes(&self.model).into_iter();
-        match volumes.find(|&key| self.model.name(key) == *name) {
+        let name = &self.world.succession.names[who as usize];
+        let mut volumes = place::volumes(&self.known.model).into_iter();
+        match volumes.find(|&key| self.known.model.name(key) == *name) {
             Some(key) => self.unhindered(key, f),
             None => Ok(()),
         }
     }
 
     fn fork(&mut self, from: Who, to: Who) -> Result<(), Violation> {
-        let name = self.succession.names[to as usize].clone();
+        let name = self.world.succession.names[to as usize].clone();
         self.by(from, |run, key| run.control(Control::Clone(key, name)))?;
         self.drain()
     }
 
     fn remove(&mut self, key: Key) -> Result<(), Violation> {
-        let mut victims = place::snapshots(&self.model, Some(key));
+        let mut victims = place::snapshots(&self.known.model, Some(key));
         victims.push(key);
         self.control(Control::Delete(victims))
     }
 
     fn write_blocks(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        for i in 0..self.succession.blocks {
+        for i in 0..self.world.succession.blocks {
             self.write_one(op, key, Place { offset: i * BLOCK, len: BLOCK }, i)?;
         }
         self.wait(|o| o.keys.contains(&key))
@@ -108,7 +108,7 @@ impl Run<'_> {
 
     /// Writes single pages of all blocks.
     fn scatter(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        (0..MAX_WRITES).try_for_each(|i| self.touch(op, key, i % self.succession.blocks, i))
+        (0..MAX_WRITES).try_for_each(|i| self.touch(op, key, i % self.world.succession.blocks, i))
     }
 
     /// Writes one page of a block; each write of an operation has different pages.
@@ -118,7 +118,7 @@ impl Run<'_> {
     }
 
     fn write_one(&mut self, op: &Op, key: Key, place: Place, i: u64) -> Result<(), Violation> {
-        if self.model.get(key).is_none() {
+        if self.known.model.get(key).is_none() {
             return Ok(());
         }
         let mut one = op.write_of(i);
@@ -130,7 +130,7 @@ impl Run<'_> {
     /// The heir releases a block just before that is gathered for its clone, or at any time, and the clone is
     /// written there.
     fn give_up(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
-        let offset = self.succession.block * BLOCK;
+        let offset = self.world.succession.block * BLOCK;
         self.by(Who::Next, |run, key| {
             run.begin_gathering(op, key);
             Ok(())
@@ -155,7 +155,7 @@ impl Run<'_> {
 
     /// Runs steps until a gathering call has reached this byte, or none is left.
     fn until_gathered(&mut self, to: u64) -> Result<(), Violation> {
-        while self.gathers.to.get() < to && self.inflight.values().any(|o| o.text.starts_with("gather")) {
+        while self.world.gathers.to.get() < to && self.inflight.values().any(|o| o.text.starts_with("gather")) {
             self.step()?;
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Run<'_> {
 
     /// Writes single pages in sequence.
     fn write_given_up(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
-        let block = self.succession.block;
+        let block = self.world.succession.block;
         for i in 0..MAX_WRITES {
             self.let_go_on(rng)?;
             self.by(Who::Next, |run, key| run.touch(op, key, block, i))?;

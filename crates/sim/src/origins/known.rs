@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::run::VOLUME_BYTES;
 use super::{ORIGIN, Setup};
-use crate::history::Violation;
+use crate::driver::{Knowledge, Violation};
 use crate::model::{Control, Key, Listing, Model, Pending};
 
 /// What is known of the pool: the model, and facts that are not in it.
@@ -98,5 +98,19 @@ impl Known {
     /// Notes that a life of the engine has ended.
     pub fn open_again(&mut self) {
         self.pending.clear();
+    }
+}
+
+impl Knowledge for Known {
+    fn model(&self) -> &Model {
+        &self.model
+    }
+
+    fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    fn pending(&mut self) -> &mut Vec<Pending> {
+        &mut self.pending
     }
 }

@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use forkdisk::{
-    Error, ErrorKind, FormatOptions, OpenOptions, OriginPlace, Pool, ProtectOptions, VolatileMemory, Volume, tear,
+    Error, ErrorKind, FormatOptions, OpenOptions, OriginPlace, Pool, ProtectOptions, VolatileMemory, Volume,
 };
 
 use super::known::Known;
 use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Fill, Frozen, Medium, SimDisk};
+use crate::driver::{Entrance, Instant, Life, PATIENCE_STEPS, Stats, Violation, judge};
 use crate::executor::Executor;
-use crate::history::{PATIENCE_STEPS, Stats, Violation, judge, lasting_options, new_memory};
+use crate::history::{lasting_options, new_memory};
 use crate::model::{Applied, Control, Key, Listing, Rule};
 use crate::rng::{Rng, mix};
 
@@ -31,19 +32,8 @@ pub struct Session {
     pub memory: Option<VolatileMemory>,
 }
 
-/// The result of a crash.
-pub struct CrashedDisks {
-    /// The pool's disk and the origin's.
-    pub media: [Medium; 2],
-    /// The memory that outlives the process.
-    pub memory: Option<VolatileMemory>,
-}
-
-impl From<[Medium; 2]> for CrashedDisks {
-    fn from(media: [Medium; 2]) -> CrashedDisks {
-        CrashedDisks { media, memory: None }
-    }
-}
+/// What a crash leaves: the pool's disk and the origin's, and the memory that outlives the process.
+pub type CrashedDisks = ([Medium; 2], Option<VolatileMemory>);
 
 impl Drop for Session {
     fn drop(&mut self) {
@@ -54,38 +44,60 @@ impl Drop for Session {
 }
 
 /// Both disks at one instant.
-pub struct Instant([Frozen; 2]);
+pub struct BothDisks([Frozen; 2]);
 
-impl Instant {
-    /// Returns the disks under a mask.
-    pub fn crash(&self, mask: u64) -> [Medium; 2] {
-        self.crash_of(masks(mask))
+impl Instant for BothDisks {
+    type Media = [Medium; 2];
+    /// The masks of the pool's disk and of the origin's.
+    type Mask = (u64, u64);
+
+    fn drawn(&self, mask: u64) -> (u64, u64) {
+        masks(mask)
     }
 
-    /// Returns the number of masks for both disks together.
-    pub fn masks(&self) -> u64 {
+    fn masks(&self) -> u64 {
         self.0[0].masks().saturating_mul(self.0[1].masks())
     }
 
-    /// Returns the masks of both disks for the n-th pair.
-    pub fn pair(&self, n: u64) -> (u64, u64) {
+    fn nth(&self, n: u64) -> (u64, u64) {
         let origin = self.0[1].masks();
         (n / origin, n % origin)
     }
 
-    /// Returns the disks under a mask of each.
-    pub fn crash_of(&self, (a, b): (u64, u64)) -> [Medium; 2] {
+    fn crash(&self, (a, b): (u64, u64)) -> [Medium; 2] {
         [self.0[0].crash(a), self.0[1].crash(b)]
     }
 
-    /// Returns a number that is the same for two pairs of masks only if both disks are the same afterwards.
-    pub fn fingerprint_of(&self, (a, b): (u64, u64)) -> u64 {
+    fn fingerprint(&self, (a, b): (u64, u64)) -> u64 {
         mix(&[self.0[0].fingerprint(a), self.0[1].fingerprint(b)])
     }
 
-    /// Returns a number that is the same for two masks only if both disks are the same afterwards.
-    pub fn fingerprint(&self, mask: u64) -> u64 {
-        self.fingerprint_of(masks(mask))
+    fn describe(&self, (a, b): (u64, u64)) -> String {
+        format!("of the pool {}; of the origin {}", self.0[0].describe(a), self.0[1].describe(b))
+    }
+}
+
+impl Life for Session {
+    type Instant = BothDisks;
+
+    fn exec(&self) -> &Executor {
+        &self.exec
+    }
+
+    fn pool(&self) -> &Pool<SimDisk> {
+        &self.pool
+    }
+
+    fn disks(&self) -> &[SimDisk] {
+        &self.disks
+    }
+
+    fn memory(&self) -> Option<&VolatileMemory> {
+        self.memory.as_ref()
+    }
+
+    fn freeze(&self, crash: Crash) -> BothDisks {
+        BothDisks(self.disks.each_ref().map(|disk| disk.freeze(crash)))
     }
 }
 
@@ -129,31 +141,10 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
 }
 
 impl Session {
-    /// Returns both disks in their present state.
-    pub fn freeze(&self, crash: Crash) -> Instant {
-        Instant([self.disks[0].freeze(crash), self.disks[1].freeze(crash)])
-    }
-
-    /// Returns a number that changes whenever a request was made to fail.
-    pub fn faults_hit(&self) -> u64 {
-        self.disks.iter().map(SimDisk::faults_hit).sum()
-    }
-
-    /// Returns what a kill now would leave in the memory that outlives the process, possibly during a write
-    /// to it. A failed flush of the pool leaves nothing.
-    pub fn memory_after(&self, kind: Crash, draw: u64) -> Option<VolatileMemory> {
-        let memory = self.memory.as_ref().filter(|_| kind == Crash::Kill && self.disks[0].flush_faults_hit() == 0)?;
-        let memory = memory.copy();
-        if mix(&[draw, 2]).is_multiple_of(3) {
-            tear(&memory);
-        }
-        Some(memory)
-    }
-
     /// Opens the pool and its origin, after `cuts` power cuts during that; if memory is left that a power cut
     /// would lose, after killing the process.
-    pub fn open(setup: &Setup, left: CrashedDisks, seed: u64, cuts: u32) -> Result<Session, Violation> {
-        let (CrashedDisks { mut media, memory }, mut rng) = (left, Rng::new(seed));
+    pub fn open(setup: &Setup, (mut media, memory): CrashedDisks, seed: u64, cuts: u32) -> Result<Session, Violation> {
+        let mut rng = Rng::new(seed);
         let kind = if memory.is_some() { Crash::Kill } else { Crash::Power };
         let find = || memory.clone().or_else(|| new_memory(setup.lasting));
         for _ in 0..cuts {
@@ -170,7 +161,8 @@ impl Session {
             for _ in 0..1 + rng.below(200) {
                 exec.step();
             }
-            media = Instant(disks.map(|disk| disk.freeze(kind))).crash(rng.next());
+            let frozen = BothDisks(disks.map(|disk| disk.freeze(kind)));
+            media = frozen.crash(frozen.drawn(rng.next()));
             exec.halt();
         }
         let (exec, disks) = spin_up(setup, &media, &mut rng);
@@ -291,14 +283,13 @@ async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options
 /// Opens both disks after a crash and compares everything; the findings resolve what was in flight.
 pub fn recover(
     setup: &Setup,
-    left: impl Into<CrashedDisks>,
+    left: CrashedDisks,
     known: &Known,
-    seed: u64,
+    entrance: Entrance,
     stats: &mut Stats,
 ) -> Result<(Session, Known), Violation> {
-    let cuts = (seed % 3) as u32;
-    stats.cuts += u64::from(cuts);
-    let session = Session::open(setup, left.into(), mix(&[seed]), cuts)?;
+    stats.cuts += u64::from(entrance.cuts);
+    let session = Session::open(setup, left, mix(&[entrance.seed]), entrance.cuts)?;
     let mut known = known.clone();
     let found = session.listing();
     let mut undecided = None;

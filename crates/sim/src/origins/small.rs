@@ -3,12 +3,10 @@
 //! The origin has four chunks of a page, all written, and a snapshot; one chunk was written since. Operations
 //! run in sequence, or two together; one flush of one disk may fail meanwhile.
 
-use super::recover::recover;
 use super::run::Run;
 use super::{Kind, Op, Setup};
 use crate::disk::Crash;
-use crate::history::{CrashPoint, Stats, Violation};
-use crate::rng::mix;
+use crate::driver::{CrashPoint, Life, Stats, Violation, Watch, World};
 
 /// Most masks tried at one crash point; if there are more, they are spread over all.
 const MAX_MASKS: u64 = 48;
@@ -113,7 +111,7 @@ pub fn run_small(
         for (i, part) in parts.iter().enumerate() {
             let masks = if part.strike.is_some() { MIN_MASKS } else { MAX_MASKS };
             if i + 1 == parts.len() {
-                run.watch = Some(Watch { aim, masks, acks_only: part.strike.is_some(), seen: (0, 0) });
+                run.watch = Some(Watch::new(aim, masks, part.strike.is_some()));
             }
             run.part(part, 100 * (i as u32 + 1))?;
         }
@@ -122,20 +120,11 @@ pub fn run_small(
             run.step()?;
         }
         run.watch = None;
-        run.end()
+        World::finish(run)
     })
 }
 
-/// Tries crashes at every step of the last part.
-pub(super) struct Watch {
-    aim: Option<CrashPoint>,
-    masks: u64,
-    /// Only acknowledgements count as changes.
-    acks_only: bool,
-    seen: (u64, u64),
-}
-
-impl Run<'_> {
+impl Run {
     fn prepare(&mut self) -> Result<(), Violation> {
         self.touch(1, (0..4).collect())?;
         self.small(Small::Flush, 2)?;
@@ -158,7 +147,7 @@ impl Run<'_> {
         self.drain()?;
         if part.strike.is_some() {
             self.disarm();
-            if self.pool_failed() || self.session.faults_hit() > 0 {
+            if self.session.has_failed() || self.session.faults_hit() > 0 {
                 self.cut(Crash::Power, u64::from(number))?;
             }
         }
@@ -187,46 +176,6 @@ impl Run<'_> {
             Small::Reopen => self.reopen(&with(Kind::Reopen, 1)),
             Small::Kill => self.cut(Crash::Kill, 1),
         }
-    }
-
-    /// Tries crashes at this step if something has changed since the last one.
-    pub(super) fn watch_step(&mut self) -> Result<(), Violation> {
-        let version = self.session.disks[0].version() + self.session.disks[1].version();
-        let acks = self.known.model.acks();
-        let step = self.now();
-        let Some(watch) = &mut self.watch else { return Ok(()) };
-        let now = if watch.acks_only { (0, acks) } else { (version, acks) };
-        match watch.aim {
-            Some(aim) if aim.step != step => return Ok(()),
-            None if watch.seen == now => return Ok(()),
-            _ => {}
-        }
-        watch.seen = now;
-        let (aimed, most) = (watch.aim.and_then(|aim| aim.mask), watch.masks);
-        let instant = self.session.freeze(Crash::Power);
-        let known = self.in_doubt();
-        self.stats.cuts += 1;
-        let all = instant.masks();
-        let masks: Vec<u64> = match aimed {
-            Some(mask) => vec![mask],
-            None if all <= most => (0..all).collect(),
-            None => (0..most).map(|i| (u128::from(i) * u128::from(all) / u128::from(most)) as u64).collect(),
-        };
-        for mask in masks {
-            self.stats.crash_states += 1;
-            let pair = instant.pair(mask);
-            let fresh = self.seen.insert(mix(&[instant.fingerprint_of(pair), acks]));
-            if !fresh && aimed.is_none() {
-                continue;
-            }
-            self.stats.distinct += 1;
-            self.say(|| format!("crash (mask {mask})"));
-            let draw = mix(&[step, mask]);
-            // Sometimes recovery is cut, too.
-            let seed = if draw.is_multiple_of(16) { draw } else { draw / 3 * 3 };
-            recover(self.setup, instant.crash_of(pair), &known, seed, &mut self.stats).map_err(|v| v.at(step, mask))?;
-        }
-        Ok(())
     }
 }
 

@@ -13,26 +13,26 @@ fn properties(rng: &mut Rng) -> Properties {
     Properties { chunk: 4096 << rng.below(8), copies: rng.one_in(3), quota, gathers: rng.one_in(2) }
 }
 
-impl Run<'_> {
+impl Run {
     /// Returns the control operation that `op` stands for now, if it makes sense.
     pub(super) fn choose_control(&mut self, op: &Op) -> Option<Control> {
-        let volumes = place::volumes(&self.model);
-        let crowded = self.model.volumes().count() >= self.setup.crowd;
+        let volumes = place::volumes(&self.known.model);
+        let crowded = self.known.model.volumes().count() >= self.setup.crowd;
         let volume = place::choose(&volumes, op.draws[0]);
         let mut rng = Rng::new(op.draws[1]);
         let transacts = self.setup.profile == Profile::Transactions;
         Some(match op.kind {
             Kind::CreateAll | Kind::Create if !crowded && (transacts || op.kind == Kind::CreateAll) => {
-                let size = place::size(self.setup, op.draws[2]);
+                let size = place::size(&self.setup, op.draws[2]);
                 Control::CreateAll(self.names_of_one("v", &mut rng), size, properties(&mut rng))
             }
             Kind::CloneAll if !crowded => {
                 let mut from = volumes;
-                from.extend(place::snapshots(&self.model, None));
+                from.extend(place::snapshots(&self.known.model, None));
                 Control::CloneAll(place::choose(&from, op.draws[0])?, self.names_of_one("c", &mut rng))
             }
             Kind::SetAll => Control::Set(volume?, properties(&mut rng)),
-            Kind::Create if !crowded => Control::Create(self.name("v"), place::size(self.setup, op.draws[2])),
+            Kind::Create if !crowded => Control::Create(self.name("v"), place::size(&self.setup, op.draws[2])),
             Kind::Snapshot if !crowded => Control::Snapshot(vec![(volume?, self.name("s"))]),
             Kind::Group if !crowded => {
                 let name = self.name("g");
@@ -42,34 +42,34 @@ impl Run<'_> {
                 Control::Snapshot(sources.into_iter().map(|key| (key, name.clone())).collect())
             }
             Kind::Clone if !crowded => {
-                let snapshots = place::snapshots(&self.model, None);
+                let snapshots = place::snapshots(&self.known.model, None);
                 let from = if rng.one_in(3) || snapshots.is_empty() { volumes } else { snapshots };
                 Control::Clone(place::choose(&from, op.draws[0])?, self.name("c"))
             }
             Kind::Rollback => {
-                let snapshot = place::choose(&place::snapshots(&self.model, None), op.draws[0])?;
-                Control::Rollback(self.model.get(snapshot)?.of?, snapshot)
+                let snapshot = place::choose(&place::snapshots(&self.known.model, None), op.draws[0])?;
+                Control::Rollback(self.known.model.get(snapshot)?.of?, snapshot)
             }
             Kind::Replace => {
                 let mut from = volumes;
-                from.extend(place::snapshots(&self.model, None));
+                from.extend(place::snapshots(&self.known.model, None));
                 let source = place::choose(&from, op.draws[3])?;
                 Control::Replace(volume.filter(|&v| v != source)?, source)
             }
             Kind::Usurp => {
-                let has_none = |key: &Key| place::snapshots(&self.model, Some(*key)).is_empty();
+                let has_none = |key: &Key| place::snapshots(&self.known.model, Some(*key)).is_empty();
                 let free: Vec<Key> = volumes.iter().copied().filter(has_none).collect();
                 let victim = place::choose(&free, op.draws[3])?;
                 Control::Usurp(volume.filter(|&v| v != victim)?, victim)
             }
             Kind::Rename => Control::Rename(volume?, self.name("r")),
-            Kind::Resize => Control::Resize(volume?, place::resized(self.setup, self.size(volume?), op.draws[2])),
+            Kind::Resize => Control::Resize(volume?, place::resized(&self.setup, self.size(volume?), op.draws[2])),
             Kind::Delete => {
-                let snapshots = place::snapshots(&self.model, None);
+                let snapshots = place::snapshots(&self.known.model, None);
                 if rng.one_in(2) && !snapshots.is_empty() {
                     Control::Delete(vec![*rng.pick(&snapshots)])
                 } else {
-                    let mut victims = place::snapshots(&self.model, volume);
+                    let mut victims = place::snapshots(&self.known.model, volume);
                     if volumes.len() < 2 && victims.is_empty() {
                         return None;
                     }
@@ -82,9 +82,9 @@ impl Run<'_> {
     }
 
     pub(in super::super) fn name(&mut self, letter: &str) -> String {
-        self.names += 1;
-        let folder = if letter != "s" && letter != "g" && self.names.is_multiple_of(4) { "f/" } else { "" };
-        format!("{folder}{letter}{}", self.names)
+        self.world.names += 1;
+        let folder = if letter != "s" && letter != "g" && self.world.names.is_multiple_of(4) { "f/" } else { "" };
+        format!("{folder}{letter}{}", self.world.names)
     }
 
     /// Returns the names of one verb: a few, and sometimes so many that they do not fit into the volatile log.
@@ -129,9 +129,9 @@ impl Run<'_> {
         self.wait(|o| {
             let near = o.keys.iter().any(|key| keys.contains(key));
             let shares = o.text.starts_with("share");
-            near && (rough || matches!(o.doing, OperationState::Control(_)) || (rollback && shares))
+            near && (rough || o.class.is_control() || (rollback && shares))
         })?;
-        let exists = |key: &Key| self.model.get(*key).is_some();
+        let exists = |key: &Key| self.known.model.get(*key).is_some();
         if !keys.iter().all(exists) || keys.iter().any(|&key| self.is_unsure(key)) {
             return Ok(());
         }
@@ -144,14 +144,14 @@ impl Run<'_> {
             // A snapshot may have been taken while this had to wait.
             let left =
                 |(key, v): (Key, &Volume)| v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key);
-            if self.model.volumes().any(left) {
+            if self.known.model.volumes().any(left) {
                 return Ok(());
             }
         }
         if let Control::Rollback(volume, _) = control {
             self.forgive_quota(volume);
             for o in self.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
-                if let OperationState::Read { vague, .. } = &mut o.doing {
+                if let Class::Read { vague } = &mut o.class {
                     *vague = true;
                 }
             }
@@ -163,17 +163,20 @@ impl Run<'_> {
     pub(super) fn start_control(&mut self, control: Control, keys: Vec<Key>) {
         let text = self.describe(&control);
         let pool = self.session.pool.clone();
-        let verb = Verb::of(&control, |key| self.model.name(*key));
-        let pending = self.model.begin(control);
-        let start = pending.start;
+        let verb = Verb::of(&control, |key| self.known.model.name(*key));
+        let needs_space = !matches!(control, Control::Delete(_));
+        let pending = self.known.model.begin(control);
         let copies = self.setup.profile == Profile::Copies;
-        self.submit(OperationState::Control(pending), start, keys, text, async move {
-            verb.carry_out(&pool, copies).await.into()
-        });
+        self.submit_control(
+            (pending, needs_space),
+            keys,
+            text,
+            async move { verb.carry_out(&pool, copies).await.into() },
+        );
     }
 
     pub(super) fn describe(&self, control: &Control) -> String {
-        let name = |key: &Key| self.model.name(*key);
+        let name = |key: &Key| self.known.model.name(*key);
         match control {
             Control::Create(new, size) => format!("create {new}, {size} bytes"),
             Control::Snapshot(all) => {

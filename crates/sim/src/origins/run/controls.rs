@@ -5,18 +5,21 @@ use std::future::Future;
 
 use forkdisk::{ErrorKind, SnapshotFlags};
 
-use super::{OperationState, Outcome, Run};
+use super::{Run, entrance};
 use crate::disk::{Crash, Medium, SimDisk};
-use crate::history::{PATIENCE_STEPS, Violation};
+use crate::driver::{Class, Instant, Life, Outcome, PATIENCE_STEPS, Start, Violation, judge};
 use crate::model::{Control, Key, Rule, Volume};
 use crate::origins::recover::{protection, recover};
 use crate::origins::{Kind, ORIGIN, Op};
 use crate::rng::Rng;
 
+/// What makes a clone independent of its backing.
+pub(super) const FLATTEN: &str = "flatten";
+
 /// Distance between the numbers of operations, for the writes that one operation makes.
 const IDS_PER_OPERATION: u32 = 1_000_000;
 
-impl Run<'_> {
+impl Run {
     /// Runs control operations one at a time.
     pub(in crate::origins) fn control(
         &mut self,
@@ -26,12 +29,11 @@ impl Run<'_> {
         future: impl Future<Output = Outcome> + 'static,
     ) {
         let pending = self.known.model.begin(control);
-        let start = pending.start;
-        self.submit(OperationState::Control(pending), start, keys, text, future);
+        self.submit_control((pending, true), keys, text, future);
     }
 
     pub(in crate::origins) fn wait_for_controls(&mut self) -> Result<bool, Violation> {
-        self.wait(|o| matches!(o.doing, OperationState::Control(_)))?;
+        self.wait(|o| o.class.is_control())?;
         Ok(self.known.pending.is_empty())
     }
 
@@ -105,7 +107,7 @@ impl Run<'_> {
 
     /// Waits until `key` is not being flattened; returns whether it exists and its backing is known.
     pub(in crate::origins) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
-        self.wait(move |o| matches!(o.doing, OperationState::Flatten(k) if k == key))?;
+        self.wait(move |o| o.class.is(FLATTEN) && o.keys.contains(&key))?;
         Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
     }
 
@@ -118,15 +120,23 @@ impl Run<'_> {
         let Some(key) = self.any(op.draws[0], |key, v| v.of.is_none() && rests.contains_key(&key)) else {
             return Ok(());
         };
-        self.wait(|o| matches!(o.doing, OperationState::Flatten(_) | OperationState::Upkeep))?;
+        self.wait(|o| matches!(o.class, Class::Other(_)))?;
         if !self.known.rests.contains_key(&key) || self.known.flattening.contains(&key) {
             return Ok(());
         }
         self.known.flattening.insert(key);
         let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
-        let start = self.known.model.tick();
-        self.submit(OperationState::Flatten(key), start, vec![key], format!("flatten {name}"), async move {
-            pool.flatten(&name, |_, _| true).await.map(drop).into()
+        let text = format!("flatten {name}");
+        let start = Start::new(Class::Other(FLATTEN), self.known.model.tick(), vec![key], text).with_need(true);
+        let future = async move { pool.flatten(&name, |_, _| true).await.map(drop).into() };
+        self.submit(start, future, move |run, ended| {
+            if ended.is_ok() {
+                run.known.flattened(key);
+            } else if !run.session.has_failed() {
+                // In a failed pool only the next open tells.
+                run.known.flattening.remove(&key);
+            }
+            Ok(())
         });
         Ok(())
     }
@@ -307,9 +317,13 @@ impl Run<'_> {
         what: &str,
         f: impl FnOnce(forkdisk::Pool<SimDisk>) -> F,
     ) -> Result<(), Violation> {
-        let start = self.known.model.tick();
+        let start = Start::new(Class::Other("upkeep"), self.known.model.tick(), Vec::new(), what.into());
         let future = f(self.session.pool.clone());
-        self.submit(OperationState::Upkeep, start, Vec::new(), what.into(), future);
+        self.submit(start, future, |run, ended| match run.session.faults_hit() {
+            0 => ended.outcome.report.iter().try_for_each(judge),
+            // A check reports unreadable data as damage and leaks.
+            _ => Ok(()),
+        });
         Ok(())
     }
 
@@ -338,14 +352,15 @@ impl Run<'_> {
             pool.close().await
         })?;
         closed.map_err(|e| Violation::new("P6", format!("a clean stop fails: {e}")))?;
-        let media = self.session.freeze(Crash::Power).crash(op.draws[0]);
+        let frozen = self.session.freeze(Crash::Power);
+        let media = frozen.crash(frozen.drawn(op.draws[0]));
         if !rolling {
             self.compare_disk(&media[1])?;
         }
         let mut known = self.known.clone();
         let now = known.model.tick();
         known.model.flushed(None, now);
-        let (session, known) = recover(self.setup, media, &known, op.draws[1], &mut self.stats)?;
+        let (session, known) = recover(&self.setup, (media, None), &known, entrance(op.draws[1]), &mut self.stats)?;
         self.begin_life(session, known);
         Ok(())
     }
@@ -364,7 +379,7 @@ impl Run<'_> {
         }
         self.say(|| "unprotects the origin and protects it again".into());
         let (pool, disk) = (self.session.pool.clone(), self.session.disks[1].clone());
-        let options = protection(self.setup, op.draws[0]);
+        let options = protection(&self.setup, op.draws[0]);
         let done = self.session.exec.run(PATIENCE_STEPS, async move {
             pool.unprotect(ORIGIN, true).await?;
             pool.protect(ORIGIN, disk, &options).await

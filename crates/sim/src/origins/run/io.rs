@@ -1,13 +1,14 @@
 //! Reads, writes, discards and flushes.
 
-use super::{Inflight, OperationState, Outcome, Run};
-use crate::history::Violation;
+use super::controls::FLATTEN;
+use super::{Inflight, Run};
+use crate::driver::{Class, Start, Violation};
 use crate::model::{Key, What};
 use crate::origins::{Kind, ORIGIN, Op};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
-impl Run<'_> {
+impl Run {
     /// Returns a place in whole sectors, mostly near the beginning.
     pub(in crate::origins) fn place(draws: [u64; 2], size: u64, ragged: bool) -> (u64, u64) {
         let mut rng = Rng::new(mix(&draws));
@@ -46,13 +47,7 @@ impl Run<'_> {
         let size = self.known.model.get(key).map_or(0, |v| v.size);
         let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
         let Some(volume) = self.handle(key)? else { return Ok(()) };
-        let buf = self.session.pool.buffer(len as usize);
-        let text = format!("read {} {offset}+{len}", self.known.model.name(key));
-        let start = self.known.model.tick();
-        self.submit(OperationState::Read { key, offset }, start, vec![key], text, async move {
-            let (result, buf) = volume.read(offset, buf).await;
-            Outcome { buf: Some(buf), ..result.into() }
-        });
+        self.submit_read(volume, key, (offset, len), false);
         Ok(())
     }
 
@@ -60,10 +55,7 @@ impl Run<'_> {
     /// flattened if there is one.
     pub(in crate::origins) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
         let origin = self.known.origin;
-        let flattened = self.inflight.values().find_map(|o| match o.doing {
-            OperationState::Flatten(key) => Some(key),
-            _ => None,
-        });
+        let flattened = self.inflight.values().find(|o| o.class.is(FLATTEN)).map(|o| o.keys[0]);
         let key = match flattened {
             _ if op.kind == Kind::Append => Some(origin),
             Some(key) if op.draws[0].is_multiple_of(2) => Some(key),
@@ -88,14 +80,12 @@ impl Run<'_> {
         let ragged = op.kind == Kind::Ragged;
         let (mut offset, mut len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
         if op.kind == Kind::Append {
-            let cursor = self.cursor.next_multiple_of(SECTOR as u64);
+            let cursor = self.world.cursor.next_multiple_of(SECTOR as u64);
             offset = if cursor < size { cursor } else { 0 };
             len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
         }
         // The model tracks parts of sectors only while nothing else changes the volume.
-        let quiet = move |o: &Inflight| {
-            matches!(o.doing, OperationState::Change { .. } | OperationState::Control(_)) && o.keys.contains(&key)
-        };
+        let quiet = move |o: &Inflight| matches!(o.class, Class::Change | Class::Control(_)) && o.keys.contains(&key);
         if ragged {
             self.wait(quiet)?;
         }
@@ -108,10 +98,9 @@ impl Run<'_> {
         let mut buf = self.session.pool.buffer(len as usize);
         self.known.model.bytes(key, offset, op.number, &mut buf);
         let rec = self.known.model.write(key, offset, len, what);
-        let start = self.known.model.now();
         // Announces a client's next request, which may never arrive.
         let coming = (op.draws[3] / 8).is_multiple_of(4).then(|| volume.announce_write(offset + len, len)).flatten();
-        self.submit(OperationState::Change { rec, fua }, start, vec![key], text, async move {
+        self.submit_change((rec, fua), vec![key], text, async move {
             let _coming = coming;
             match zero {
                 true => volume.write_zeroes(offset, len, fua).await.into(),
@@ -119,7 +108,7 @@ impl Run<'_> {
             }
         });
         if key == self.known.origin {
-            self.cursor = offset + len;
+            self.world.cursor = offset + len;
         }
         if ragged { self.wait(quiet) } else { Ok(()) }
     }
@@ -153,11 +142,8 @@ impl Run<'_> {
         let mut buf = self.session.pool.buffer(len as usize);
         self.known.model.bytes(key, offset, number, &mut buf);
         let rec = self.known.model.write(key, offset, len, What::Mark(number));
-        let start = self.known.model.now();
         let text = format!("write op {number} {ORIGIN} {offset}+{len}{}", if fua { " fua" } else { "" });
-        self.submit(OperationState::Change { rec, fua }, start, vec![key], text, async move {
-            volume.write(offset, buf, fua).await.0.into()
-        });
+        self.submit_change((rec, fua), vec![key], text, async move { volume.write(offset, buf, fua).await.0.into() });
         Ok(())
     }
 
@@ -175,14 +161,7 @@ impl Run<'_> {
         let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, false);
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let text = format!("discard {} {offset}+{len}", self.known.model.name(key));
-        let start = self.known.model.tick();
-        self.submit(
-            OperationState::Upkeep,
-            start,
-            vec![key],
-            text,
-            async move { volume.discard(offset, len).await.into() },
-        );
+        self.submit_upkeep("discard", vec![key], text, async move { volume.discard(offset, len).await.into() });
         Ok(())
     }
 
@@ -190,8 +169,17 @@ impl Run<'_> {
         let Some(key) = self.target(op)? else { return Ok(()) };
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let text = format!("flush {}", self.known.model.name(key));
-        let start = self.known.model.tick();
-        self.submit(OperationState::Flush(key), start, vec![key], text, async move { volume.flush().await.into() });
+        let start = Start::new(Class::Flush, self.known.model.tick(), vec![key], text);
+        // One of the pool covers all but the origin.
+        self.submit(start, async move { volume.flush().await.into() }, move |run, ended| {
+            let origin = run.known.origin;
+            let all = run.known.model.volumes().map(|(k, _)| k);
+            let keys: Vec<Key> = all.filter(|&k| (k == origin) == (key == origin)).collect();
+            for key in keys.into_iter().filter(|_| ended.is_ok()) {
+                run.known.model.flushed(Some(key), ended.op.start);
+            }
+            Ok(())
+        });
         Ok(())
     }
 }
