@@ -1,4 +1,4 @@
-//! A type of the engine has at most 40 methods in all its inherent `impl` blocks, except the faces.
+//! A type of the engine or of the simulator has at most 40 methods in all its inherent `impl` blocks, except the faces.
 
 use std::collections::BTreeMap;
 

@@ -42,8 +42,9 @@ fn functions_are_short() {
 }
 
 #[test]
-fn types_of_the_engine_have_few_methods() {
+fn types_of_the_engine_and_of_the_simulator_have_few_methods() {
     expect_none("methods", methods::check(tree::under(&SOURCES, "crates/forkdisk/src/")));
+    expect_none("methods", methods::check(tree::under(&SOURCES, "crates/sim/src/")));
 }
 
 #[test]

@@ -8,12 +8,14 @@
 //! disk. It owns what only it needs; the driver names none of them.
 
 mod crash;
+mod op;
 mod report;
 mod run;
 mod trouble;
 mod watch;
 mod world;
 
+pub use op::{MAX_WRITES, Op, Operation, operations, weights};
 pub use report::{CrashPoint, PATIENCE_STEPS, Stats, Violation, judge};
 pub use run::{Class, Ended, Inflight, Outcome, Run, Start};
 pub use watch::Watch;

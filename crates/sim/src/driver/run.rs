@@ -8,6 +8,7 @@ use std::rc::Rc;
 use forkdisk::{Buf, CheckReport, Error, Volume};
 use rustc_hash::FxHashSet;
 
+use super::op::Op;
 use super::trouble::Trouble;
 use super::world::{Knowledge, Life, World};
 use super::{CrashPoint, PATIENCE_STEPS, Stats, Violation, Watch};
@@ -141,7 +142,7 @@ impl<W: World> Run<W> {
     /// there was one, and the account of what happened if it was requested.
     pub fn history(
         setup: &W::Setup,
-        ops: &[W::Op],
+        ops: &[Op],
         aim: Option<CrashPoint>,
         account: bool,
     ) -> (Stats, Option<Violation>, Vec<String>) {
@@ -187,13 +188,14 @@ impl<W: World> Run<W> {
         (run.stats, result.err(), log)
     }
 
-    fn all(&mut self, ops: &[W::Op]) -> Result<(), Violation> {
+    fn all(&mut self, ops: &[Op]) -> Result<(), Violation> {
         for op in ops {
-            for _ in 0..W::gap(op) {
+            for _ in 0..op.gap {
                 self.step()?;
             }
             self.make_way()?;
-            W::launch(self, op)?;
+            W::before_launch(self)?;
+            self.launch(op)?;
             self.watch_trouble()?;
         }
         W::finish(self)

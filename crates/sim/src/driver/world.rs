@@ -2,7 +2,7 @@
 
 use forkdisk::{Mode, Pool, VolatileMemory};
 
-use super::{Inflight, Outcome, Run, Stats, Violation};
+use super::{Inflight, Operation, Outcome, Run, Stats, Violation};
 use crate::disk::{Crash, SimDisk};
 use crate::executor::{Executor, Step};
 use crate::model::{Model, Pending};
@@ -96,7 +96,8 @@ pub trait World: Sized + 'static {
     type Setup: Clone;
     type Session: Life;
     type Known: Knowledge;
-    type Op;
+    /// What the weights of operations follow.
+    type Focus: Copy + PartialEq + 'static;
 
     /// Numbers the draws of a run.
     const RUN_SEED: u64;
@@ -110,10 +111,16 @@ pub trait World: Sized + 'static {
     fn common(setup: &Self::Setup) -> Common;
     /// Creates a pool.
     fn make(setup: &Self::Setup) -> Result<(Self, Self::Session, Self::Known), Violation>;
-    /// Returns the steps before an operation.
-    fn gap(op: &Self::Op) -> u32;
-    /// Starts an operation, or does nothing if there is nothing that it can work on.
-    fn launch(run: &mut Run<Self>, op: &Self::Op) -> Result<(), Violation>;
+    /// Returns the table of operations, in the order in which histories draw them.
+    fn operations() -> &'static [&'static Operation<Self>];
+    /// Returns exceptions from that order: of which focus, which operation, after which other one.
+    fn drawn_after() -> &'static [(Self::Focus, &'static str, &'static str)] {
+        &[]
+    }
+    /// Called before an operation of a history starts.
+    fn before_launch(_run: &mut Run<Self>) -> Result<(), Violation> {
+        Ok(())
+    }
     /// Ends a run.
     fn finish(run: &mut Run<Self>) -> Result<(), Violation>;
 

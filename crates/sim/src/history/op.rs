@@ -1,117 +1,14 @@
-//! Histories: sequences of operations with raw draws in place of names and offsets.
-//!
-//! An operation is resolved only when it starts ("volume 7 of those that exist"), so that a history stays
-//! meaningful when the shrinker removes operations.
+//! Setups: what a run is besides its operations.
 
-use super::weights;
 use std::ops::Range;
 use std::time::Duration;
 
 use forkdisk::WhenFull;
 
+use super::run::Volumes;
 use crate::disk::{Config, Volatile};
+use crate::driver::{Op, operations, weights};
 use crate::rng::{Rng, mix};
-
-/// What an operation does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are those of the engine's verbs")]
-pub enum Kind {
-    Read,
-    Write,
-    /// Writes the next range after the last write of this volume.
-    Append,
-    /// A write that starts or ends within a sector.
-    Ragged,
-    /// Overwrites a page that nothing shares: works on a full pool, too.
-    InPlace,
-    Flush,
-    FlushPool,
-    Discard,
-    Zero,
-    ZeroFua,
-    Create,
-    Snapshot,
-    Group,
-    Clone,
-    CloneRange,
-    Rollback,
-    /// A volume gets the contents of another.
-    Replace,
-    /// A volume takes another's name.
-    Usurp,
-    Rename,
-    Resize,
-    Delete,
-    Grow,
-    Checkpoint,
-    Check,
-    Settle,
-    /// Closes cleanly and opens again.
-    Reopen,
-    /// Cuts the power and continues with what is left.
-    Cut,
-    /// Kills the process and continues.
-    Kill,
-    /// Arms an I/O error.
-    Fault,
-    /// Writes until the pool is full.
-    Fill,
-    /// Changes how much space first writes reserve.
-    SetChunk,
-    /// Changes what a first write to a shared chunk does, or the throttle of copies of the volume.
-    SetCopying,
-    /// Changes the settings of the pool's copier.
-    SetCopier,
-    /// Limits what a volume may refer to, when nothing else is in flight.
-    SetQuota,
-    /// Gathers the scattered pages of a volume or snapshot.
-    Gather,
-    /// Changes the gather policy.
-    SetGather,
-    /// Several writes at once to neighbouring places of one chunk.
-    Burst,
-    /// Compares two volumes, and what deleting something frees with the prediction.
-    Audit,
-    /// A range clone onto itself, which must be refused.
-    Overlap,
-    /// The next step of a succession, see `heirs`.
-    Heir,
-    /// Changes names and attributes by calls that end at once.
-    Names,
-    /// The next step in the life of a volume without a name.
-    Unnamed,
-    /// Creates several volumes with properties, all or none.
-    CreateAll,
-    /// Clones several times, all or none.
-    CloneAll,
-    /// Sets several properties of a volume, all or none.
-    SetAll,
-}
-
-/// One operation, not yet resolved.
-#[derive(Clone, Copy, Debug)]
-pub struct Op {
-    /// The operation.
-    pub kind: Kind,
-    /// Its number in the whole history, from 1; also the mark of what it writes.
-    pub number: u32,
-    /// Executor steps between the operation before it and this one.
-    pub gap: u32,
-    /// Raw random draws.
-    pub draws: [u64; 5],
-}
-
-/// Most writes that one operation makes.
-pub const MAX_WRITES: u64 = 8;
-
-impl Op {
-    /// Returns one of the writes of an operation that makes several, with a number that no operation has.
-    pub fn write_of(&self, i: u64) -> Op {
-        debug_assert!(i < MAX_WRITES);
-        let number = 2_000_000 + (self.number % 250_000) * MAX_WRITES as u32 + i as u32;
-        Op { kind: Kind::Write, number, gap: 0, draws: std::array::from_fn(|d| mix(&[self.draws[d], i])) }
-    }
-}
 
 /// The focus of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -222,32 +119,6 @@ impl Profile {
     /// Returns the profile with this name.
     pub fn from_name(name: &str) -> Option<Profile> {
         Profile::ALL.into_iter().chain(Profile::OF_ORIGINS).find(|p| p.name() == name)
-    }
-
-    fn weights(self) -> &'static [(Kind, u64)] {
-        match self {
-            Profile::Mixed => weights::MIXED,
-            Profile::Forks => weights::FORKS,
-            Profile::Full => weights::FULL,
-            Profile::Faults => weights::FAULTS,
-            Profile::Races => weights::RACES,
-            Profile::Cuts => weights::CUTS,
-            Profile::Blocks => weights::BLOCKS,
-            Profile::Calm => weights::CALM,
-            Profile::Journal => weights::JOURNAL,
-            Profile::Crowd => weights::CROWD,
-            Profile::Files => weights::FILES,
-            Profile::Ranges => weights::RANGES,
-            Profile::Large => weights::LARGE,
-            Profile::Copies => weights::COPIES,
-            Profile::Gathering => weights::GATHERING,
-            Profile::Hosts => weights::HOSTS,
-            Profile::Heirs => weights::HEIRS,
-            Profile::Names => weights::NAMES,
-            Profile::Transactions => weights::TRANSACTIONS,
-            Profile::Quotas => weights::QUOTAS,
-            Profile::Origins | Profile::Rollbacks => &[],
-        }
     }
 }
 
@@ -395,28 +266,14 @@ impl Setup {
 
     /// Returns the first `n` operations of the seed's history.
     pub fn operations(&self, n: usize) -> Vec<Op> {
-        let mut rng = Rng::new(mix(&[self.seed, 2]));
-        let weights = self.profile.weights();
-        let total: u64 = weights.iter().map(|w| w.1).sum();
-        let busy = self.depth > 1;
-        (1..=n as u32)
-            .map(|number| {
-                let mut at = rng.below(total);
-                let heavier = |&&(_, weight): &&(Kind, u64)| {
-                    let here = at < weight;
-                    at = at.saturating_sub(weight);
-                    here
-                };
-                let kind = weights.iter().find(heavier).map_or(Kind::Read, |w| w.0);
-                let gap = if busy { rng.below(12) as u32 } else { 0 };
-                Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
-            })
-            .collect()
+        let weights = weights::<Volumes>(self.profile);
+        operations(mix(&[self.seed, 2]), &weights, 5, self.depth > 1, n)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ops;
     use super::*;
 
     #[test]
@@ -424,10 +281,21 @@ mod tests {
         for profile in Profile::ALL {
             let setup = Setup::new(5, Some(profile));
             let (short, long) = (setup.operations(50), setup.operations(3000));
-            assert!(short.iter().zip(&long).all(|(a, b)| a.kind == b.kind && a.draws == b.draws));
-            for (kind, _) in profile.weights() {
-                assert!(long.iter().any(|op| op.kind == *kind), "{profile:?} never does {kind:?}");
+            assert!(short.iter().zip(&long).all(|(a, b)| a.name == b.name && a.draws == b.draws));
+            for (name, _) in weights::<Volumes>(profile) {
+                assert!(long.iter().any(|op| op.name == name), "{profile:?} never does {name}");
             }
+        }
+    }
+
+    #[test]
+    fn every_operation_and_every_exception_from_the_order_of_draws_is_used() {
+        let is_drawn = |name: &str, profile| weights::<Volumes>(profile).iter().any(|(other, _)| *other == name);
+        for operation in ops::TABLE {
+            assert!(Profile::ALL.iter().any(|&profile| is_drawn(operation.name, profile)), "{}", operation.name);
+        }
+        for &(profile, name, before) in ops::DRAWN_AFTER {
+            assert!(is_drawn(name, profile) && is_drawn(before, profile), "{profile:?} {name} {before}");
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Where operations go: turns raw draws into volumes, offsets and lengths.
 
-use super::op::{Op, Profile, Setup};
+use super::op::{Profile, Setup};
+use crate::driver::Op;
 use crate::model::{Key, Model};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
-const PAGE: u64 = 4096;
-const BLOCK: u64 = 1 << 20;
+pub const PAGE: u64 = 4096;
+pub const BLOCK: u64 = 1 << 20;
 /// What a table of level 1 covers.
 const TABLE_BYTES: u64 = 256 * BLOCK;
 /// Volumes beyond this size are used only around some places.

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::known::Known;
+use super::ops::{create::create, flush::flush, target::size_of, write::write};
 use super::recover::{Session, recover};
 use super::run::Run;
-use super::{Kind, Op, Profile, Setup, Stats, Violation};
+use super::{Op, Profile, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, PAGE};
 use crate::driver::{Entrance, PATIENCE_STEPS};
-use crate::model::{Control, Key};
+use crate::model::Key;
 use crate::pattern::{Blends, Found, SECTOR, is_zero};
 use crate::rng::{Rng, mix};
 
@@ -61,7 +62,7 @@ impl PoolImage {
         let closed = rng.one_in(3);
         let mut image = None;
         let (_, violation, _) = Run::conduct(&setup, None, false, |run| {
-            image = Some(run.image(&setup.operations(steps), closed)?);
+            image = Some(image_of(run, &setup.operations(steps), closed)?);
             Ok(())
         });
         match (image, violation) {
@@ -72,73 +73,70 @@ impl PoolImage {
     }
 }
 
-impl Run {
-    fn image(&mut self, ops: &[Op], closed: bool) -> Result<PoolImage, Violation> {
-        let half = ops.len() / 2;
-        self.some(&ops[..half])?;
-        let pool = self.session.pool.clone();
-        self.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })?.map_err(unsettled)?;
-        let earlier = self.at_rest()?;
-        self.some(&ops[half..])?;
-        let before = self.at_rest()?;
-        self.touch_all()?;
-        if closed {
-            let pool = self.session.pool.clone();
-            let done = self.session.exec.run(PATIENCE_STEPS, async move { pool.close().await })?;
-            done.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
-        }
-        let medium = self.session.disk.freeze(Crash::Power).crash(0);
-        let contents = self.contents(&medium, true)?;
-        let pages = metadata(&medium, self.known.model.blends());
-        let changed = |page: &u64| page_of(&medium, *page) != page_of(&before, *page);
-        let last = if closed { BTreeSet::new() } else { pages.iter().copied().filter(changed).collect() };
-        let before = self.contents(&before, false)?;
-        Ok(PoolImage { setup: self.setup.clone(), medium, earlier, contents, before, pages, last })
+pub fn image_of(run: &mut Run, ops: &[Op], closed: bool) -> Result<PoolImage, Violation> {
+    let half = ops.len() / 2;
+    some(run, &ops[..half])?;
+    let pool = run.session.pool.clone();
+    run.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })?.map_err(unsettled)?;
+    let earlier = at_rest(run)?;
+    some(run, &ops[half..])?;
+    let before = at_rest(run)?;
+    touch_all(run)?;
+    if closed {
+        let pool = run.session.pool.clone();
+        let done = run.session.exec.run(PATIENCE_STEPS, async move { pool.close().await })?;
+        done.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
     }
+    let medium = run.session.disk.freeze(Crash::Power).crash(0);
+    let contents = contents_of(run, &medium, true)?;
+    let pages = metadata(&medium, run.known.model.blends());
+    let changed = |page: &u64| page_of(&medium, *page) != page_of(&before, *page);
+    let last = if closed { BTreeSet::new() } else { pages.iter().copied().filter(changed).collect() };
+    let before = contents_of(run, &before, false)?;
+    Ok(PoolImage { setup: run.setup.clone(), medium, earlier, contents, before, pages, last })
+}
 
-    fn some(&mut self, ops: &[Op]) -> Result<(), Violation> {
-        let tame =
-            |kind| !matches!(kind, Kind::Fault | Kind::Cut | Kind::Kill | Kind::Reopen | Kind::Fill | Kind::Grow);
-        for op in ops.iter().filter(|op| tame(op.kind)) {
-            self.make_way()?;
-            self.launch(op)?;
-        }
-        self.drain()
+pub fn some(run: &mut Run, ops: &[Op]) -> Result<(), Violation> {
+    let is_tame = |name| !["fault", "cut", "kill", "reopen", "fill", "grow"].contains(&name);
+    for op in ops.iter().filter(|op| is_tame(op.name)) {
+        run.make_way()?;
+        run.launch(op)?;
     }
+    run.drain()
+}
 
-    /// Flushes, and returns the medium with only flushed data.
-    fn at_rest(&mut self) -> Result<Medium, Violation> {
-        self.flush(None)?;
-        self.drain()?;
-        Ok(self.session.disk.freeze(Crash::Power).crash(0))
-    }
+/// Flushes, and returns the medium with only flushed data.
+pub fn at_rest(run: &mut Run) -> Result<Medium, Violation> {
+    flush(run, None)?;
+    run.drain()?;
+    Ok(run.session.disk.freeze(Crash::Power).crash(0))
+}
 
-    /// Makes sure there is a commit (not every write needs a record): a new volume, a write to every one.
-    fn touch_all(&mut self) -> Result<(), Violation> {
-        let keys: Vec<Key> = super::place::volumes(&self.known.model);
-        self.control(Control::Create("last".into(), PAGE as u64))?;
-        self.drain()?;
-        for (i, key) in keys.into_iter().enumerate() {
-            let op = Op { kind: Kind::Write, number: 1_000_000 + i as u32, gap: 0, draws: [1; 5] };
-            let place = super::place::Place { offset: 0, len: self.size(key).min(PAGE as u64) };
-            self.write(&op, key, Some(place), super::run::AllowedFailure::Nothing)?;
-        }
-        self.drain()?;
-        self.flush(None)?;
-        self.drain()
+/// Makes sure there is a commit (not every write needs a record): a new volume, a write to every one.
+pub fn touch_all(run: &mut Run) -> Result<(), Violation> {
+    let keys: Vec<Key> = super::place::volumes(&run.known.model);
+    create(run, "last".into(), PAGE as u64)?;
+    run.drain()?;
+    for (i, key) in keys.into_iter().enumerate() {
+        let op = Op::part(1_000_000 + i as u32, [1; 5]);
+        let place = super::place::Place { offset: 0, len: size_of(run, key).min(PAGE as u64) };
+        write(run, &op, key, Some(place), super::run::AllowedFailure::Nothing)?;
     }
+    run.drain()?;
+    flush(run, None)?;
+    run.drain()
+}
 
-    /// Returns the contents of a medium, compared with the model first if it is the current one.
-    fn contents(&self, medium: &Medium, current: bool) -> Result<Contents, Violation> {
-        let session = if current {
-            let entrance = Entrance { seed: self.setup.seed, cuts: 0, again: false };
-            let known = Known::of(self.known.model.clone());
-            recover(&self.setup, (medium, None), &known, entrance, &mut Stats::default())?.0
-        } else {
-            Session::open(&self.setup, medium, self.setup.seed)?
-        };
-        read_all(&session).map_err(|e| Violation::new("P6", e.to_string()))
-    }
+/// Returns the contents of a medium, compared with the model first if it is the current one.
+pub fn contents_of(run: &Run, medium: &Medium, current: bool) -> Result<Contents, Violation> {
+    let session = if current {
+        let entrance = Entrance { seed: run.setup.seed, cuts: 0, again: false };
+        let known = Known::of(run.known.model.clone());
+        recover(&run.setup, (medium, None), &known, entrance, &mut Stats::default())?.0
+    } else {
+        Session::open(&run.setup, medium, run.setup.seed)?
+    };
+    read_all(&session).map_err(|e| Violation::new("P6", e.to_string()))
 }
 
 fn unsettled(e: forkdisk::Error) -> Violation {

@@ -11,8 +11,8 @@ use forkdisk::{MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemor
 
 use super::known::Known;
 use super::op::Profile;
+use super::ops::properties::properties_of;
 use super::shadow::{Shadow, ShadowedMemory};
-use super::verb::properties_of;
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::driver::{Entrance, PATIENCE_STEPS, judge};

@@ -6,17 +6,17 @@ use std::rc::Rc;
 
 use forkdisk::{ErrorKind, FormatOptions, Pool, VolatileMemory};
 
-use super::fault::Failure;
-use super::gather::Gathers;
+use super::fault::{self, Failure};
+use super::finish::finish;
 use super::known::Known;
-use super::names::Open;
+use super::ops::{self, gather::Gathers, quota::Quota, read::probe, succession::CloneSuccession, unnamed::Open};
 use super::place::Place;
-use super::quota::Quota;
 use super::recover::{self, Session, recover};
-use super::succession::CloneSuccession;
-use super::{Op, Setup, Stats, Violation};
+use super::{Op, Profile, Setup, Stats, Violation};
 use crate::disk::{Crash, Frozen, Medium, SimDisk};
-use crate::driver::{self, Common, CrashPoint, Entrance, Instant, Life, Moment, Outcome, PATIENCE_STEPS, World};
+use crate::driver::{
+    self, Common, CrashPoint, Entrance, Instant, Life, Moment, Operation, Outcome, PATIENCE_STEPS, World,
+};
 use crate::executor::{Executor, Step};
 use crate::model::{Key, Model, Pending};
 use crate::rng::{Rng, mix};
@@ -133,7 +133,7 @@ impl World for Volumes {
     type Setup = Setup;
     type Session = Session;
     type Known = Known;
-    type Op = Op;
+    type Focus = Profile;
 
     const RUN_SEED: u64 = 6;
     const CRASHES_SEED: u64 = 7;
@@ -153,16 +153,16 @@ impl World for Volumes {
         Ok((volumes, session, Known::of(Model::new())))
     }
 
-    fn gap(op: &Op) -> u32 {
-        op.gap
+    fn operations() -> &'static [&'static Operation<Volumes>] {
+        ops::TABLE
     }
 
-    fn launch(run: &mut Run, op: &Op) -> Result<(), Violation> {
-        run.launch(op)
+    fn drawn_after() -> &'static [(Profile, &'static str, &'static str)] {
+        ops::DRAWN_AFTER
     }
 
     fn finish(run: &mut Run) -> Result<(), Violation> {
-        run.finish()
+        finish(run)
     }
 
     fn before_step(run: &mut Run) {
@@ -173,7 +173,7 @@ impl World for Volumes {
         run.session.shadow.iter().for_each(|shadow| shadow.end());
         run.world.acknowledged = ran == Step::Idle || ended;
         if ran != Step::Idle {
-            run.watch_faults();
+            fault::watch_faults(run);
         }
     }
 
@@ -195,7 +195,7 @@ impl World for Volumes {
             return Ok(());
         }
         let ended = run.world.suspects.extract_if(.., |s| s.0 == id).collect::<Vec<_>>();
-        ended.into_iter().try_for_each(|(_, key, place)| run.probe(key, place))
+        ended.into_iter().try_for_each(|(_, key, place)| probe(run, key, place))
     }
 
     fn masks(run: &Run, draw: u64) -> Vec<u64> {
@@ -307,7 +307,7 @@ fn suspect(run: &mut Run, pending: &Pending) -> Result<(), Violation> {
         let source = run.inflight[&id].keys[0];
         for &(_, key) in news.iter().filter(|(from, _)| *from == source) {
             run.world.suspects.push((id, key, place));
-            run.probe(key, place)?;
+            probe(run, key, place)?;
         }
     }
     Ok(())
@@ -327,13 +327,13 @@ fn rest(run: &mut Run) -> Result<bool, Violation> {
 /// Checks the rules for every acknowledgement and refusal.
 fn judge(run: &mut Run, op: &Inflight, outcome: &Outcome) -> Result<(), Violation> {
     let Some(error) = &outcome.error else {
-        return run.judge_success(op);
+        return fault::judge_success(run, op);
     };
     let message = || format!("{}: {error:?}", op.text);
     match error.kind() {
-        ErrorKind::NoSpace => run.judge_full(op, message()),
+        ErrorKind::NoSpace => fault::judge_full(run, op, message()),
         ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt if run.session.disk.faults_hit() > 0 => {
-            run.note_failure(op, message())
+            fault::note_failure(run, op, message())
         }
         ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => {
             Err(Violation::new("P6", format!("an error although no request failed: {}", message())))

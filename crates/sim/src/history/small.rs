@@ -3,11 +3,17 @@
 //! Volume `a` has four pages, three of them written, and a snapshot `a@0` that shares them; `b` has four
 //! pages, one of them written. Operations run in sequence.
 
+use super::ops::clear::{Clearing, clear};
+use super::ops::fork::{clone, snapshot};
+use super::ops::{
+    create::create, delete::delete, flush::flush, lives::reopen, rename::rename, replace::roll_back, resize::resize,
+    share::share, upkeep::checkpoint, upkeep::grow_to, write::write,
+};
 use super::place::Place;
 use super::run::{AllowedFailure, Run};
-use super::{CrashPoint, Kind, Op, Setup, Stats, Violation};
-use crate::driver::Watch;
-use crate::model::{Control, Key};
+use super::{CrashPoint, Op, Setup, Stats, Violation};
+use crate::driver::{Watch, World};
+use crate::model::Key;
 
 const PAGE: u64 = 4096;
 /// Most masks tried at one crash point; if the rule has more, they are spread over all.
@@ -133,12 +139,12 @@ pub fn run_small(
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, None, account, |run| {
-        run.prepare()?;
+        prepare(run)?;
         for (i, &op) in ops.iter().enumerate() {
             if i + 1 == ops.len() {
                 run.watch = Some(Watch::new(aim, MAX_MASKS, false));
             }
-            run.small(op, i as u32 + 10)?;
+            small(run, op, i as u32 + 10)?;
             run.drain()?;
         }
         for _ in 0..40 {
@@ -146,7 +152,7 @@ pub fn run_small(
             run.step()?;
         }
         run.watch = None;
-        run.finish()
+        World::finish(run)
     })
 }
 
@@ -155,63 +161,61 @@ const A: Key = 1;
 /// The volume that began as `b`.
 const B: Key = 2;
 
-impl Run {
-    fn prepare(&mut self) -> Result<(), Violation> {
-        for name in ["a", "b"] {
-            self.control(Control::Create(name.into(), 4 * PAGE))?;
-            self.drain()?;
-        }
-        self.put(1, A, 0, 3 * PAGE, false)?;
-        self.put(2, B, 0, PAGE, true)?;
-        self.control(Control::Snapshot(vec![(A, "0".into())]))?;
-        self.drain()?;
-        self.put(3, A, PAGE, PAGE, true)
+pub fn prepare(run: &mut Run) -> Result<(), Violation> {
+    for name in ["a", "b"] {
+        create(run, name.into(), 4 * PAGE)?;
+        run.drain()?;
     }
+    put(run, 1, A, 0, 3 * PAGE, false)?;
+    put(run, 2, B, 0, PAGE, true)?;
+    snapshot(run, vec![(A, "0".into())])?;
+    run.drain()?;
+    put(run, 3, A, PAGE, PAGE, true)
+}
 
-    fn put(&mut self, number: u32, key: Key, offset: u64, len: u64, fua: bool) -> Result<(), Violation> {
-        let draws = [0, 0, 0, u64::from(!fua), 0];
-        let op = Op { kind: Kind::Write, number, gap: 0, draws };
-        self.write(&op, key, Some(Place { offset, len }), AllowedFailure::Nothing)?;
-        self.drain()
-    }
+pub fn put(run: &mut Run, number: u32, key: Key, offset: u64, len: u64, fua: bool) -> Result<(), Violation> {
+    let draws = [0, 0, 0, u64::from(!fua), 0];
+    let op = Op::part(number, draws);
+    write(run, &op, key, Some(Place { offset, len }), AllowedFailure::Nothing)?;
+    run.drain()
+}
 
-    fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
-        let (a, b) = (A, B);
-        let last = || self.known.model.volumes().filter(|(_, v)| v.of == Some(a)).map(|(key, _)| key).last();
-        match op {
-            Small::Write => self.put(number, a, 0, PAGE, false),
-            Small::WriteFua => self.put(number, a, PAGE, PAGE, true),
-            Small::WritePart => self.put(number, a, 512, 1024, false),
-            Small::WriteNew => self.put(number, a, 3 * PAGE, 512, false),
-            Small::WriteB => self.put(number, b, 0, 2 * PAGE, false),
-            Small::Flush => self.flush(Some(a)),
-            Small::Discard => self.clear(a, Kind::Discard, 0, PAGE),
-            Small::Zero => self.clear(a, Kind::Zero, PAGE + 512, PAGE),
-            Small::Create => self.control(Control::Create("n".into(), 2 * PAGE)),
-            Small::Snapshot => self.control(Control::Snapshot(vec![(a, format!("s{number}"))])),
-            Small::DeleteSnapshot => last().map_or(Ok(()), |key| self.control(Control::Delete(vec![key]))),
-            Small::Group => {
-                let name = format!("g{number}");
-                self.control(Control::Snapshot(vec![(a, name.clone()), (b, name)]))
-            }
-            Small::Clone => self.control(Control::Clone(a, "c".into())),
-            Small::CloneRange => self.share((a, 0), (b, PAGE), 2 * PAGE),
-            Small::Rollback => last().map_or(Ok(()), |key| self.control(Control::Rollback(a, key))),
-            Small::Rename => self.control(Control::Rename(a, format!("r{number}"))),
-            Small::Shrink => self.control(Control::Resize(a, PAGE + 1024)),
-            Small::Extend => self.control(Control::Resize(a, 6 * PAGE)),
-            Small::DeleteB => {
-                let mut all: Vec<Key> =
-                    self.known.model.volumes().filter(|(_, v)| v.of == Some(b)).map(|(k, _)| k).collect();
-                all.push(b);
-                self.control(Control::Delete(all))
-            }
-            Small::Grow => self.grow_to(1 << 20),
-            Small::Checkpoint => {
-                self.upkeep(Kind::Checkpoint);
-                Ok(())
-            }
-            Small::Reopen => self.reopen(),
+pub fn small(run: &mut Run, op: Small, number: u32) -> Result<(), Violation> {
+    let (a, b) = (A, B);
+    let last = run.known.model.volumes().filter(|(_, v)| v.of == Some(a)).map(|(key, _)| key).last();
+    match op {
+        Small::Write => put(run, number, a, 0, PAGE, false),
+        Small::WriteFua => put(run, number, a, PAGE, PAGE, true),
+        Small::WritePart => put(run, number, a, 512, 1024, false),
+        Small::WriteNew => put(run, number, a, 3 * PAGE, 512, false),
+        Small::WriteB => put(run, number, b, 0, 2 * PAGE, false),
+        Small::Flush => flush(run, Some(a)),
+        Small::Discard => clear(run, a, Clearing::Discard, 0, PAGE),
+        Small::Zero => clear(run, a, Clearing::Zero { fua: false }, PAGE + 512, PAGE),
+        Small::Create => create(run, "n".into(), 2 * PAGE),
+        Small::Snapshot => snapshot(run, vec![(a, format!("s{number}"))]),
+        Small::DeleteSnapshot => last.map_or(Ok(()), |key| delete(run, vec![key])),
+        Small::Group => {
+            let name = format!("g{number}");
+            snapshot(run, vec![(a, name.clone()), (b, name)])
         }
+        Small::Clone => clone(run, a, "c".into()),
+        Small::CloneRange => share(run, (a, 0), (b, PAGE), 2 * PAGE),
+        Small::Rollback => last.map_or(Ok(()), |key| roll_back(run, key)),
+        Small::Rename => rename(run, a, format!("r{number}")),
+        Small::Shrink => resize(run, a, PAGE + 1024),
+        Small::Extend => resize(run, a, 6 * PAGE),
+        Small::DeleteB => {
+            let mut all: Vec<Key> =
+                run.known.model.volumes().filter(|(_, v)| v.of == Some(b)).map(|(k, _)| k).collect();
+            all.push(b);
+            delete(run, all)
+        }
+        Small::Grow => grow_to(run, 1 << 20),
+        Small::Checkpoint => {
+            checkpoint(run);
+            Ok(())
+        }
+        Small::Reopen => reopen(run),
     }
 }

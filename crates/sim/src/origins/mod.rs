@@ -6,12 +6,14 @@
 
 mod known;
 mod op;
+mod ops;
 mod recover;
 mod run;
 mod small;
 mod trouble;
 
-pub use op::{Kind, Op, Setup};
+pub use crate::driver::Op;
+pub use op::{Focus, Setup};
 pub use run::run_history;
 pub use small::{Small, Together, makes_sense, run_small};
 

@@ -1,80 +1,28 @@
-//! Operations on an origin and beside it, with raw draws in place of names and offsets.
+//! Setups of histories with an origin: what a run is besides its operations.
 
 use forkdisk::OriginFull;
 
+use super::ops::fault::FAULT;
+use super::run::Origins;
 use crate::disk::{Config, Volatile};
+use crate::driver::{Op, operations, weights};
 use crate::history::Profile;
 use crate::rng::{Rng, mix};
 
 const MIB: u64 = 1 << 20;
 
-/// What an operation does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are those of the engine's verbs")]
-pub enum Kind {
-    Read,
-    Write,
-    /// Writes the next range after the last write of the origin.
-    Append,
-    /// Overwrites the backing of a running read of a snapshot.
-    Chase,
-    /// A write that starts or ends within a sector.
-    Ragged,
-    Zero,
-    Discard,
-    Flush,
-    Snapshot,
-    /// A snapshot of the origin with separate copies.
-    Independent,
-    /// Snapshots of the origin and of a pool volume at one instant.
-    Group,
-    Clone,
-    /// Makes a clone independent of its backing.
-    Flatten,
-    Delete,
-    /// The origin gets the contents of one of its snapshots.
-    Rollback,
-    /// Waits until a rollback has restored everything.
-    RolledBack,
-    Checkpoint,
-    Check,
-    Settle,
-    /// Closes cleanly, compares the origin as an ordinary disk, and opens again.
-    Reopen,
-    /// Cuts the power of both disks.
-    Cut,
-    /// Kills the process.
-    Kill,
-    /// Arms an I/O error on one of the disks.
-    Fault,
-    /// Changes how much is copied ahead, and what happens when the pool is full.
-    Set,
-    /// Stops the protection of the origin, and protects it again.
-    Unprotect,
-    /// Concurrent writes of one chunk each at many places of a range.
-    Sweep,
-    /// Leaves of the map of exceptions are filled for one snapshot and emptied except for a few pairs of
-    /// others; then one of those is deleted.
-    Thin,
-    /// Deletes the oldest of the snapshots.
-    DeleteOldest,
-    /// Deletes a snapshot, and cuts the power while its exceptions are relabelled.
-    DeleteAndCut,
-    /// A flush of one of the disks fails while a snapshot, a checkpoint and flushes are running.
-    Strike,
-}
+/// Random draws of an operation.
+pub const DRAWS_COUNT: usize = 4;
 
-/// One operation, not yet resolved.
-#[derive(Clone, Copy, Debug)]
-pub struct Op {
-    /// The operation.
-    pub kind: Kind,
-    /// Its number in the whole history, from 1; also the mark of what it writes.
-    pub number: u32,
-    /// Executor steps between the operation before it and this one.
-    pub gap: u32,
-    /// Raw random draws.
-    pub draws: [u64; 4],
+/// What the operations of a history are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Focus {
+    /// Everything.
+    Plain,
+    /// Few chunks, many snapshots, failures all the time.
+    Strikes,
+    /// Exceptions fill several leaves of the map, and most of them are removed again.
+    Sweeps,
 }
 
 /// Everything about a run that does not follow from the operations.
@@ -108,48 +56,13 @@ pub struct Setup {
     pub slow_flushes: bool,
     /// Whether chunks are copied out before they are written.
     pub ahead: bool,
-    /// Weights of the operations.
-    pub weights: &'static [(Kind, u64)],
+    /// What the operations are for.
+    pub focus: Focus,
     /// After a deletion, one side crash per this many steps on average, as long as exceptions are relabelled.
     pub cut_deletions: u64,
     /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
     pub lasting: bool,
 }
-
-/// Without faults in the setup [`Kind::Fault`] is ignored.
-#[rustfmt::skip]
-const ORIGINS: &[(Kind, u64)] = {
-    use Kind::*;
-    &[
-        (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12),
-        (Snapshot, 14), (Independent, 3), (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4),
-        (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1), (Fault, 8),
-        (Set, 2), (Unprotect, 1),
-    ]
-};
-
-/// Few chunks, many snapshots, failures all the time.
-#[rustfmt::skip]
-const STRIKES: &[(Kind, u64)] = {
-    use Kind::*;
-    &[
-        (Read, 10), (Write, 30), (Append, 4), (Chase, 4), (Zero, 1), (Flush, 6), (Snapshot, 16), (Independent, 2),
-        (Group, 4), (Clone, 2), (Flatten, 1), (Delete, 8), (DeleteOldest, 6), (DeleteAndCut, 3), (Rollback, 10),
-        (RolledBack, 2), (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Kill, 1), (Fault, 3),
-        (Strike, 36), (Set, 2), (Unprotect, 1),
-    ]
-};
-
-/// Exceptions fill several leaves of the map, and most of them are removed again.
-#[rustfmt::skip]
-const SWEEPS: &[(Kind, u64)] = {
-    use Kind::*;
-    &[
-        (Read, 6), (Write, 24), (Chase, 2), (Zero, 1), (Flush, 4), (Snapshot, 8), (Independent, 1), (Group, 1),
-        (Clone, 1), (Delete, 6), (DeleteOldest, 8), (DeleteAndCut, 4), (Rollback, 3), (RolledBack, 1), (Checkpoint, 3),
-        (Check, 1), (Settle, 2), (Reopen, 2), (Cut, 1), (Kill, 1), (Sweep, 2), (Thin, 20), (Set, 1),
-    ]
-};
 
 impl Setup {
     /// Returns the setup of a seed.
@@ -171,7 +84,7 @@ impl Setup {
                 crowd: *rng.pick(&[4, 12]),
                 faults: true,
                 slow_flushes: !rng.one_in(3),
-                weights: STRIKES,
+                focus: Focus::Strikes,
                 ..setup
             };
         }
@@ -185,7 +98,7 @@ impl Setup {
             cut_every: 20_000,
             cut_deletions: 150,
             ahead: false,
-            weights: SWEEPS,
+            focus: Focus::Sweeps,
             ..setup
         }
     }
@@ -208,7 +121,7 @@ impl Setup {
             faults: true,
             slow_flushes: true,
             ahead: false,
-            weights: &[],
+            focus: Focus::Plain,
             cut_deletions: 0,
             lasting: false,
         }
@@ -241,7 +154,7 @@ impl Setup {
             faults: rng.one_in(4),
             slow_flushes: mix(&[seed, 40]).is_multiple_of(3),
             ahead: true,
-            weights: ORIGINS,
+            focus: Focus::Plain,
             cut_deletions: 0,
             lasting: false,
         }
@@ -259,24 +172,10 @@ impl Setup {
         (ahead, full)
     }
 
-    /// Returns the first `n` operations of the seed's history.
+    /// Returns the first `n` operations of the seed's history. Without faults in the setup none are armed.
     pub fn operations(&self, n: usize) -> Vec<Op> {
-        let weight = |&(kind, weight): &(Kind, u64)| if kind == Kind::Fault && !self.faults { 0 } else { weight };
-        let weights: Vec<(Kind, u64)> = self.weights.iter().map(|w| (w.0, weight(w))).collect();
-        let total: u64 = weights.iter().map(|w| w.1).sum();
-        let mut rng = Rng::new(mix(&[self.seed, 32]));
-        (1..=n as u32)
-            .map(|number| {
-                let mut at = rng.below(total);
-                let here = |&&(_, weight): &&(Kind, u64)| {
-                    let here = at < weight;
-                    at = at.saturating_sub(weight);
-                    here
-                };
-                let kind = weights.iter().find(here).map_or(Kind::Read, |w| w.0);
-                let gap = if self.depth > 1 { rng.below(12) as u32 } else { 0 };
-                Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
-            })
-            .collect()
+        let mut weights = weights::<Origins>(self.focus);
+        weights.retain(|(name, _)| self.faults || *name != FAULT.name);
+        operations(mix(&[self.seed, 32]), &weights, DRAWS_COUNT, self.depth > 1, n)
     }
 }

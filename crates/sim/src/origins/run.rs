@@ -1,15 +1,14 @@
 //! The world of a history with two disks: a pool that protects an origin.
 
-mod controls;
-mod io;
-
-use forkdisk::{ErrorKind, Volume};
-
 use super::known::Known;
+use super::op::Focus;
+use super::ops::{self, target::rolling};
 use super::recover::{CrashedDisks, Session, make, recover};
-use super::{Kind, Op, Setup};
-use crate::disk::{Crash, SimDisk};
-use crate::driver::{self, Class, Common, CrashPoint, Entrance, Life, Moment, Outcome, Stats, Violation, World};
+use super::{Op, Setup, trouble};
+use crate::disk::Crash;
+use crate::driver::{
+    self, Class, Common, CrashPoint, Entrance, Life, Moment, Operation, Outcome, Stats, Violation, World,
+};
 use crate::model::{Control, Key, Pending, Time};
 use crate::rng::mix;
 
@@ -25,7 +24,8 @@ pub(super) type Inflight = driver::Inflight<Origins>;
 /// The state of a run that a pool with an origin has.
 #[derive(Default)]
 pub struct Origins {
-    cursor: u64,
+    /// The end of the last write of the origin.
+    pub(super) cursor: u64,
     /// Step up to which exceptions of a deleted snapshot may still be relabelled.
     handing_on: u64,
     /// Time since when the origin acknowledges nothing any more.
@@ -47,7 +47,7 @@ impl World for Origins {
     type Setup = Setup;
     type Session = Session;
     type Known = Known;
-    type Op = Op;
+    type Focus = Focus;
 
     const RUN_SEED: u64 = 36;
     const CRASHES_SEED: u64 = 38;
@@ -62,18 +62,17 @@ impl World for Origins {
         Ok((Origins::default(), make(setup)?, Known::new(setup)))
     }
 
-    fn gap(op: &Op) -> u32 {
-        op.gap
+    fn operations() -> &'static [&'static Operation<Origins>] {
+        ops::TABLE
     }
 
-    fn launch(run: &mut Run, op: &Op) -> Result<(), Violation> {
-        run.sync()?;
-        run.launch(op)
+    fn before_launch(run: &mut Run) -> Result<(), Violation> {
+        sync(run)
     }
 
     fn finish(run: &mut Run) -> Result<(), Violation> {
         run.drain()?;
-        run.sync()?;
+        sync(run)?;
         run.cut(Crash::Power, mix(&[run.setup.seed, 37]))
     }
 
@@ -83,7 +82,7 @@ impl World for Origins {
 
     fn judge(run: &mut Run, op: &Inflight, outcome: &Outcome) -> Result<(), Violation> {
         let vanished = op.keys.iter().any(|&key| run.known.is_droppable(key));
-        run.judge_outcome(op, outcome.error.as_ref(), vanished)
+        trouble::judge_outcome(run, op, outcome.error.as_ref(), vanished)
     }
 
     fn apply(run: &mut Run, pending: &Pending) -> Result<(), Violation> {
@@ -146,79 +145,19 @@ impl World for Origins {
     }
 }
 
-fn entrance(seed: u64) -> Entrance {
+pub fn entrance(seed: u64) -> Entrance {
     Entrance { seed, cuts: (seed % 3) as u32, again: false }
 }
 
-impl Run {
-    /// Notes the snapshots that were dropped because the pool was full.
-    fn sync(&mut self) -> Result<(), Violation> {
-        // A failed pool may show what it never made durable, and so may one that is about to drop a snapshot:
-        // for a write, or for a rollback that continues in the background.
-        let busy = |o: &Inflight| matches!(o.class, Class::Control(_) | Class::Change);
-        let drops = self.inflight.values().any(busy) || self.rolling().is_some();
-        if !self.known.may_drop || self.session.has_failed() || drops {
-            return Ok(());
-        }
-        let found = self.session.listing();
-        self.known.dropped(&found)
+/// Notes the snapshots that were dropped because the pool was full.
+pub fn sync(run: &mut Run) -> Result<(), Violation> {
+    // A failed pool may show what it never made durable, and so may one that is about to drop a snapshot:
+    // for a write, or for a rollback that continues in the background.
+    let busy = |o: &Inflight| matches!(o.class, Class::Control(_) | Class::Change);
+    let drops = run.inflight.values().any(busy) || rolling(run).is_some();
+    if !run.known.may_drop || run.session.has_failed() || drops {
+        return Ok(());
     }
-
-    fn launch(&mut self, op: &Op) -> Result<(), Violation> {
-        match op.kind {
-            Kind::Read => self.read(op),
-            Kind::Write | Kind::Append | Kind::Ragged | Kind::Zero => self.write(op),
-            Kind::Chase => self.chase(op),
-            Kind::Discard => self.discard(op),
-            Kind::Flush => self.flush(op),
-            Kind::Snapshot | Kind::Independent | Kind::Group => self.snapshot(op),
-            Kind::Clone => self.clone_one(op),
-            Kind::Flatten => self.flatten(op),
-            Kind::Delete | Kind::DeleteOldest => self.delete(op).map(drop),
-            Kind::DeleteAndCut => self.delete_and_cut(op),
-            Kind::Rollback => self.roll_back(op),
-            Kind::RolledBack => self.rolled_back(),
-            Kind::Checkpoint => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() }),
-            Kind::Settle => self.upkeep("settle", |pool| async move { pool.wait_freed().await.into() }),
-            Kind::Check => self.upkeep("check", |pool| async move {
-                match pool.check().await {
-                    Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
-                    Err(e) if e.kind() == ErrorKind::Busy => Outcome::default(),
-                    Err(e) => Err(e).into(),
-                }
-            }),
-            Kind::Reopen => self.reopen(op),
-            Kind::Cut => self.cut(Crash::Power, op.draws[0]),
-            Kind::Kill => self.cut(Crash::Kill, op.draws[0]),
-            Kind::Fault => {
-                self.arm(op);
-                Ok(())
-            }
-            Kind::Set => self.set(op),
-            Kind::Unprotect => self.unprotect(op),
-            Kind::Sweep => self.sweep(op),
-            Kind::Thin => self.thin(op),
-            Kind::Strike => self.strike(op),
-        }
-    }
-
-    fn handle(&self, key: Key) -> Result<Option<Volume<SimDisk>>, Violation> {
-        let name = self.known.model.name(key);
-        match self.session.pool.volume(&name) {
-            Ok(volume) => Ok(Some(volume)),
-            Err(e) if e.kind() == ErrorKind::NotFound && self.known.is_droppable(key) => Ok(None),
-            Err(e) => Err(Violation::new("P4", format!("{name} cannot be opened: {e}"))),
-        }
-    }
-
-    /// Waits until `key` is not being deleted; returns whether it still exists.
-    fn is_there(&mut self, key: Key) -> Result<bool, Violation> {
-        self.wait(|o| matches!(&o.class, Class::Control(p) if matches!(p.control, Control::Delete(_))))?;
-        Ok(self.known.model.get(key).is_some() && self.known.pending.is_empty())
-    }
-
-    fn any(&self, draw: u64, wanted: impl Fn(Key, &crate::model::Volume) -> bool) -> Option<Key> {
-        let keys: Vec<Key> = self.known.model.volumes().filter(|(k, v)| wanted(*k, v)).map(|(k, _)| k).collect();
-        (!keys.is_empty()).then(|| keys[(draw % keys.len() as u64) as usize])
-    }
+    let found = run.session.listing();
+    run.known.dropped(&found)
 }

@@ -3,8 +3,15 @@
 //! The origin has four chunks of a page, all written, and a snapshot; one chunk was written since. Operations
 //! run in sequence, or two together; one flush of one disk may fail meanwhile.
 
+use super::ops::delete::{Victim, delete};
+use super::ops::fault::arm_flush;
+use super::ops::flush::flush;
+use super::ops::lives::{reopen, unprotect};
+use super::ops::snapshot::{Sources, snapshot};
+use super::ops::write::{Style, put, write};
+use super::ops::{rollback::roll_back, sweep::touch, upkeep::checkpoint};
 use super::run::Run;
-use super::{Kind, Op, Setup};
+use super::{Op, Setup};
 use crate::disk::Crash;
 use crate::driver::{CrashPoint, Life, Stats, Violation, Watch, World};
 
@@ -107,13 +114,13 @@ pub fn run_small(
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, None, account, |run| {
-        run.prepare()?;
+        prepare(run)?;
         for (i, part) in parts.iter().enumerate() {
             let masks = if part.strike.is_some() { MIN_MASKS } else { MAX_MASKS };
             if i + 1 == parts.len() {
                 run.watch = Some(Watch::new(aim, masks, part.strike.is_some()));
             }
-            run.part(part, 100 * (i as u32 + 1))?;
+            self::part(run, part, 100 * (i as u32 + 1))?;
         }
         for _ in 0..40 {
             // Background work continues after the acknowledgement.
@@ -124,58 +131,56 @@ pub fn run_small(
     })
 }
 
-impl Run {
-    fn prepare(&mut self) -> Result<(), Violation> {
-        self.touch(1, (0..4).collect())?;
-        self.small(Small::Flush, 2)?;
-        self.drain()?;
-        self.small(Small::Snapshot, 3)?;
-        self.drain()?;
-        self.touch(4, vec![1])
-    }
+fn prepare(run: &mut Run) -> Result<(), Violation> {
+    touch(run, 1, (0..4).collect())?;
+    small(run, Small::Flush, 2)?;
+    run.drain()?;
+    small(run, Small::Snapshot, 3)?;
+    run.drain()?;
+    touch(run, 4, vec![1])
+}
 
-    fn part(&mut self, part: &Together, number: u32) -> Result<(), Violation> {
-        if let Some((disk, n)) = part.strike {
-            self.arm_flush(disk, n);
-        }
-        for (i, &op) in part.ops.iter().enumerate() {
-            for _ in 0..if i > 0 { part.gap } else { 0 } {
-                self.step()?;
-            }
-            self.small(op, number + i as u32)?;
-        }
-        self.drain()?;
-        if part.strike.is_some() {
-            self.disarm();
-            if self.session.has_failed() || self.session.faults_hit() > 0 {
-                self.cut(Crash::Power, u64::from(number))?;
-            }
-        }
-        Ok(())
+fn part(run: &mut Run, part: &Together, number: u32) -> Result<(), Violation> {
+    if let Some((disk, n)) = part.strike {
+        arm_flush(run, disk, n);
     }
-
-    fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
-        let origin = self.known.origin;
-        let newest = self.known.model.volumes().filter(|(_, v)| v.of == Some(origin)).count().saturating_sub(1) as u64;
-        // For a snapshot: neither droppable nor writable; of the origin.
-        let with = |kind, first| Op { kind, number, gap: 0, draws: [first, 1, 1, 1] };
-        match op {
-            Small::Write => self.put(number, 0, false),
-            Small::WriteFua => self.put(number, 1, true),
-            Small::Other => self.put(number, 2, false),
-            Small::Volume => self.write(&Op { draws: [4, 1, 1, 8], ..with(Kind::Write, 4) }),
-            Small::Flush => self.flush(&with(Kind::Flush, 1)),
-            Small::Snapshot => self.snapshot(&with(Kind::Snapshot, 0)),
-            Small::Group => self.snapshot(&with(Kind::Group, 0)),
-            Small::DeleteNewest => self.delete(&with(Kind::DeleteAndCut, newest)).map(drop),
-            Small::DeleteOldest => self.delete(&with(Kind::DeleteOldest, 0)).map(drop),
-            Small::RollbackNewest => self.roll_back(&with(Kind::Rollback, newest)),
-            Small::RollbackOldest => self.roll_back(&with(Kind::Rollback, 0)),
-            Small::Unprotect => self.unprotect(&with(Kind::Unprotect, 0)),
-            Small::Checkpoint => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() }),
-            Small::Reopen => self.reopen(&with(Kind::Reopen, 1)),
-            Small::Kill => self.cut(Crash::Kill, 1),
+    for (i, &op) in part.ops.iter().enumerate() {
+        for _ in 0..if i > 0 { part.gap } else { 0 } {
+            run.step()?;
         }
+        small(run, op, number + i as u32)?;
+    }
+    run.drain()?;
+    if part.strike.is_some() {
+        run.disarm();
+        if run.session.has_failed() || run.session.faults_hit() > 0 {
+            run.cut(Crash::Power, u64::from(number))?;
+        }
+    }
+    Ok(())
+}
+
+fn small(run: &mut Run, op: Small, number: u32) -> Result<(), Violation> {
+    let origin = run.known.origin;
+    let newest = run.known.model.volumes().filter(|(_, v)| v.of == Some(origin)).count().saturating_sub(1) as u64;
+    // For a snapshot: neither droppable nor writable; of the origin.
+    let with = |first| Op::part(number, [first, 1, 1, 1, 0]);
+    match op {
+        Small::Write => put(run, number, 0, false),
+        Small::WriteFua => put(run, number, 1, true),
+        Small::Other => put(run, number, 2, false),
+        Small::Volume => write(run, &Op { draws: [4, 1, 1, 8, 0], ..with(4) }, Style::Plain),
+        Small::Flush => flush(run, &with(1)),
+        Small::Snapshot => snapshot(run, &with(0), Sources::One),
+        Small::Group => snapshot(run, &with(0), Sources::Group),
+        Small::DeleteNewest => delete(run, &with(newest), Victim::OfOrigin).map(drop),
+        Small::DeleteOldest => delete(run, &with(0), Victim::Oldest).map(drop),
+        Small::RollbackNewest => roll_back(run, &with(newest)),
+        Small::RollbackOldest => roll_back(run, &with(0)),
+        Small::Unprotect => unprotect(run, &with(0)),
+        Small::Checkpoint => checkpoint(run),
+        Small::Reopen => reopen(run, &with(1)),
+        Small::Kill => run.cut(Crash::Kill, 1),
     }
 }
 

@@ -1,0 +1,122 @@
+//! Operations on volumes as a whole: how they start.
+
+use forkdisk::Error;
+
+use super::quota::forgive_quota;
+use super::target::{family, is_unsure};
+use crate::driver::{Class, Op, Violation};
+use crate::history::place;
+use crate::history::run::Run;
+use crate::model::{Control, Key, Volume};
+use crate::rng::Rng;
+
+/// Starts a control operation once nothing blocks it. `call` returns the call of the engine, and its
+/// description.
+pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
+    run: &mut Run,
+    control: Control,
+    call: impl FnOnce(&Run) -> (String, F),
+) -> Result<(), Violation> {
+    let keys = touched(run, &control);
+    let rough = !matches!(
+        control,
+        Control::Create(..)
+            | Control::Snapshot(_)
+            | Control::Clone(..)
+            | Control::Rollback(..)
+            | Control::CreateAll(..)
+            | Control::CloneAll(..)
+            | Control::Set(..)
+    );
+    let rollback = matches!(control, Control::Rollback(..));
+    run.wait(|o| {
+        let near = o.keys.iter().any(|key| keys.contains(key));
+        let shares = o.text.starts_with("share");
+        near && (rough || o.class.is_control() || (rollback && shares))
+    })?;
+    let exists = |key: &Key| run.known.model.get(*key).is_some();
+    if !keys.iter().all(exists) || keys.iter().any(|&key| is_unsure(run, key)) {
+        return Ok(());
+    }
+    let victims = match &control {
+        Control::Delete(victims) => victims.clone(),
+        Control::Usurp(_, victim) => vec![*victim],
+        _ => Vec::new(),
+    };
+    if !victims.is_empty() {
+        // A snapshot may have been taken while this had to wait.
+        let left = |(key, v): (Key, &Volume)| v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key);
+        if run.known.model.volumes().any(left) {
+            return Ok(());
+        }
+    }
+    if let Control::Rollback(volume, _) = control {
+        forgive_quota(run, volume);
+        for o in run.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
+            if let Class::Read { vague } = &mut o.class {
+                *vague = true;
+            }
+        }
+    }
+    let (text, future) = call(run);
+    let needs_space = !matches!(control, Control::Delete(_));
+    let pending = run.known.model.begin(control);
+    run.submit_control((pending, needs_space), keys, text, async move { future.await.into() });
+    Ok(())
+}
+
+/// Returns the volumes whose family a control operation concerns.
+pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
+    let keys = match control {
+        Control::Create(..) | Control::CreateAll(..) => Vec::new(),
+        Control::CloneAll(key, _) | Control::Set(key, _) => vec![*key],
+        Control::Snapshot(sources) => sources.iter().map(|s| s.0).collect(),
+        Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
+            vec![*key]
+        }
+        Control::Rollback(a, b) | Control::Replace(a, b) | Control::Usurp(a, b) => vec![*a, *b],
+        Control::Delete(keys) => keys.clone(),
+    };
+    let mut all: Vec<Key> = keys.iter().flat_map(|&key| [key, family(run, key)]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Returns a name that no volume has.
+pub fn new_name(run: &mut Run, letter: &str) -> String {
+    run.world.names += 1;
+    let folder = if letter != "s" && letter != "g" && run.world.names.is_multiple_of(4) { "f/" } else { "" };
+    format!("{folder}{letter}{}", run.world.names)
+}
+
+/// Whether there are as many volumes and snapshots as the setup allows.
+pub fn is_crowded(run: &Run) -> bool {
+    run.known.model.volumes().count() >= run.setup.crowd
+}
+
+/// Returns a volume of the operation's choice.
+pub fn drawn_volume(run: &Run, op: &Op) -> Option<Key> {
+    place::choose(&place::volumes(&run.known.model), op.draws[0])
+}
+
+/// Returns all volumes and snapshots.
+pub fn all(run: &Run) -> Vec<Key> {
+    let mut keys = place::volumes(&run.known.model);
+    keys.extend(place::snapshots(&run.known.model, None));
+    keys
+}
+
+/// Names of a large verb.
+const MANY_NAMES_COUNT: u64 = 80;
+
+/// Returns the names of one verb: a few, and sometimes so many that they do not fit into the volatile log.
+pub fn names_of_one(run: &mut Run, letter: &str, rng: &mut Rng) -> Vec<String> {
+    let (count, longest) = if rng.one_in(24) { (MANY_NAMES_COUNT, 220) } else { (1 + rng.below(8), 40) };
+    let length = rng.below(longest) as usize;
+    (0..count).map(|_| format!("{}{}", new_name(run, letter), "-".repeat(length))).collect()
+}
+
+pub fn strs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
