@@ -107,10 +107,6 @@ bugs! {
     ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
     /// A deleted volume is forgotten before its space is released.
     DeleteKeepsCounts = "delete-keeps-counts",
-    /// The journal is written before the data it refers to is durable.
-    DataFlushSkipped = "data-flush-skipped",
-    /// A commit ends before its journal records are durable.
-    JournalFlushSkipped = "journal-flush-skipped",
     /// Recovery accepts a group without verifying its data checksums.
     VouchedNotVerified = "vouched-not-verified",
     /// A page covered by a checksum of a group on the device is written in place.
@@ -134,8 +130,6 @@ bugs! {
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// A flush requested while a commit runs waits only for that commit.
     FlushJoinsRunningCommit = "flush-joins-running-commit",
-    /// A failed flush is retried once, and the second result is trusted.
-    FailedFlushRetried = "failed-flush-retried",
     /// A flush that failed fails its callers, but not the pool.
     FailedFlushForgotten = "failed-flush-forgotten",
     /// The superblock is switched before the pages it points to are written.
@@ -168,8 +162,6 @@ bugs! {
     IntervalForgotten = "interval-forgotten",
     /// The superblock is written over the only whole one first.
     ChosenSuperblockFirst = "chosen-superblock-first",
-    /// The second superblock is never written again.
-    SecondSuperblockSkipped = "second-superblock-skipped",
     /// A checkpoint writes one superblock only, in turns, and of the two the older one counts.
     OlderSuperblockChosen = "older-superblock-chosen",
     /// A page without references is allocated again before the checkpoint.
@@ -204,8 +196,6 @@ bugs! {
     ShrinkKeepsTail = "shrink-keeps-tail",
     /// A new name is in the journal, but not in the checkpoint.
     RenameNotCheckpointed = "rename-not-checkpointed",
-    /// The pool uses its new length before the device has it.
-    GrowLengthNotDurable = "grow-length-not-durable",
     /// The journal overwrites records that recovery still needs.
     JournalOverwritesTail = "journal-overwrites-tail",
     /// Replay starts behind records that were published while the checkpoint was written.
@@ -268,8 +258,6 @@ bugs! {
     SettledFromCopy = "settled-from-copy" in Origins,
     /// A write of an origin proceeds before the record that it reaches a sample is durable.
     WrittenNotedLate = "written-noted-late" in Origins,
-    /// An origin's stamp is taken of contents that a power cut may still revert.
-    StampedUnflushed = "stamped-unflushed" in Origins,
     /// An origin's device is not verified when it is opened.
     OtherDeviceTaken = "other-device-taken" in Origins,
     /// A write of an origin proceeds when its old contents could not be copied out.

@@ -15,7 +15,7 @@ use forkdisk_sim::explore::{
     fresh as fresh_recipes, kept, parse_ranges, shrink, silence_panics,
 };
 use forkdisk_sim::history::{CrashPoint, Profile, Stats, Violation};
-use forkdisk_sim::planted::{self, Bug};
+use forkdisk_sim::planted::{Planted, plant};
 use forkdisk_sim::rng::mix;
 
 /// Time for shortening a failing history.
@@ -161,7 +161,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool, String> {
     let single = args.seed.is_some() || args.case.is_some();
     match args.planted.as_deref() {
-        Some(name) if single => planted::set(Some(bug(name)?)),
+        Some(name) if single => plant(Some(bug(name)?)),
         Some(name) => return hunt(args, name),
         None => {}
     }
@@ -223,9 +223,9 @@ fn flips(args: &Args, count: u64) -> bool {
     outcome.failures.is_empty()
 }
 
-fn bug(name: &str) -> Result<Bug, String> {
-    Bug::ALL.iter().copied().find(|b| b.name() == name).ok_or_else(|| {
-        let names: Vec<&str> = Bug::ALL.iter().map(|b| b.name()).collect();
+fn bug(name: &str) -> Result<Planted, String> {
+    Planted::all().into_iter().find(|b| b.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = Planted::all().iter().map(|b| b.name()).collect();
         format!("no planted mistake is called '{name}'; there are: {}", names.join(", "))
     })
 }
@@ -302,7 +302,7 @@ fn exhaustive(args: &Args, budget: u64, of_origins: bool) -> bool {
 }
 
 fn hunt(args: &Args, name: &str) -> Result<bool, String> {
-    let bugs = if name == "all" { Bug::ALL.to_vec() } else { vec![bug(name)?] };
+    let bugs = if name == "all" { Planted::all() } else { vec![bug(name)?] };
     let hunt = Hunt { bugs, budget: args.budget, seed: args.base.unwrap_or(1), jobs: args.jobs };
     let width = hunt.bugs.iter().map(|bug| bug.name().len()).max().unwrap_or(0).max(8);
     println!("{:width$}  {:>9}  {:>7}  {:8}  replay", "mistake", "histories", "seconds", "broken");

@@ -56,7 +56,7 @@ fn copy(seed: u64, near: bool, gated: bool) -> Seen {
             destinations: [place((16 << 20) + at)].into_iter().collect(),
             near: i..i + if near { 2 } else { 1 },
             group: JobGroup::default(),
-            observer: None,
+            checksums: Vec::new(),
             hold: gated.then(|| gate.hold()),
         };
         let (ticket, list) = (Rc::new(copier.submit(&client, job, Vec::new())), ended.clone());

@@ -216,7 +216,7 @@ impl<D: Device> Origins<D> {
         if !store.options.read_only {
             // After a kill, written data may be in a volatile cache only: flush, so that what is read and
             // stamped from now on stays.
-            correct!(origin.flush().await?, Bug::StampedUnflushed => ());
+            origin.flush().await?;
             let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
             let tells = known.is_empty() || are_comparable(known, &place.identity) || change == OriginChange::Identity;
             let identity = if tells { &place.identity } else { known };

@@ -316,17 +316,13 @@ impl<D: Device> Pool<D> {
         if size > crate::types::MAX_POOL_SIZE {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
-        let lengthen = async || publish::lengthen(&self.store, size).await;
-        let record = async || {
-            let decide = |meta: &mut Catalog| {
-                // It may have grown further while the device grew.
-                refuse_smaller(meta.size())?;
-                Ok((Record::Grow { size }, ()))
-            };
-            self.store.verb(decide).await
+        publish::lengthen(&self.store, size).await?;
+        let decide = |meta: &mut Catalog| {
+            // It may have grown further while the device grew.
+            refuse_smaller(meta.size())?;
+            Ok((Record::Grow { size }, ()))
         };
-        correct!(lengthen().await?, Bug::GrowLengthNotDurable => record().await?);
-        correct!(record().await?, Bug::GrowLengthNotDurable => lengthen().await?);
+        self.store.verb(decide).await?;
         self.store.full.set(false);
         self.store.space_changed.notify();
         // It has grown even if a full host blocks the checkpoint.

@@ -341,9 +341,6 @@ pub async fn write_superblock<D: Device>(store: &Rc<Store<D>>, superblock: &Supe
     for slot in [1 - chosen, chosen] {
         correct!(
             write_superblock_slot(store, superblock, slot).await?,
-            Bug::SecondSuperblockSkipped => if slot == 0 {
-                write_superblock_slot(store, superblock, slot).await?
-            },
             Bug::OlderSuperblockChosen => if slot as u64 != superblock.generation % 2 {
                 write_superblock_slot(store, superblock, slot).await?
             }

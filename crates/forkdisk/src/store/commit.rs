@@ -197,13 +197,13 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     if taken.groups.is_empty() {
         store.flush_device().await?;
     } else {
-        if correct!(!taken.covers_data, Bug::DataFlushSkipped => false) {
+        if !taken.covers_data {
             store.flush_device().await?;
         }
         for groups in merge_groups(taken.groups) {
             write_groups(store, groups).await?;
         }
-        correct!(store.flush_device().await?, Bug::JournalFlushSkipped => ());
+        store.flush_device().await?;
         let journal = &mut store.meta.borrow_mut().journal;
         journal.set_durable(taken.next);
         journal.durable_recorded(correct!(taken.claims_durable, Bug::ConfirmedTooEarly => taken.next));
@@ -343,14 +343,7 @@ impl<D: Device> Store<D> {
 
 async fn flush_now<D: Device>(store: &Store<D>) -> Result<()> {
     store.counters.flushes.add(1);
-    let once = async || store.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
-    let outcome = correct!(
-        once().await,
-        Bug::FailedFlushRetried => match once().await {
-            Ok(()) => Ok(()),
-            Err(_) => once().await,
-        }
-    );
+    let outcome = store.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
     if let Some(error) = correct!(outcome.as_ref().err(), Bug::FailedFlushForgotten => None) {
         store.fail(error);
         // The state of the data that records map is unknown from here on.

@@ -12,6 +12,7 @@ mod crash;
 mod fault;
 mod host;
 mod image;
+mod lying;
 mod masks;
 mod order;
 
@@ -29,6 +30,7 @@ use forkdisk::device::{Buf, IoResult, Segment, Segments};
 pub use crash::{Crash, Frozen, Medium};
 pub use fault::{Fault, ReadDamage, Request, When};
 pub use image::{Fill, Image, PAGE, fill_bytes};
+pub use lying::LyingDevice;
 pub use masks::{ALL_PAIRS_WRITES, ALL_SUBSETS_WRITES, enumerated};
 pub use order::Order;
 

@@ -12,7 +12,7 @@ use super::op::Op;
 use super::trouble::Trouble;
 use super::world::{Knowledge, Life, World};
 use super::{CrashPoint, PATIENCE_STEPS, Stats, Violation, Watch};
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::executor::Step;
 use crate::model::{Control, Key, Pending, RecId, Rule, Time};
 use crate::rng::{Rng, mix};
@@ -243,7 +243,7 @@ impl<W: World> Run<W> {
     }
 
     /// Starts a read of a range; what it returns must be what the model allows.
-    pub fn submit_read(&mut self, volume: Volume<SimDisk>, key: Key, (offset, len): (u64, u64), vague: bool) {
+    pub fn submit_read(&mut self, volume: Volume<LyingDevice>, key: Key, (offset, len): (u64, u64), vague: bool) {
         let buf = self.session.pool().buffer(len as usize);
         let text = format!("read {} {offset}+{len}", self.known.model().name(key));
         let start = Start::new(Class::Read { vague }, self.known.model_mut().tick(), vec![key], text);

@@ -3,7 +3,7 @@
 use forkdisk::{Mode, Pool, VolatileMemory};
 
 use super::{Inflight, Operation, Outcome, Run, Stats, Violation};
-use crate::disk::{Crash, SimDisk};
+use crate::disk::{Crash, LyingDevice, SimDisk};
 use crate::executor::{Executor, Step};
 use crate::model::{Model, Pending};
 
@@ -24,7 +24,7 @@ pub trait Life {
     type Instant: Instant;
 
     fn exec(&self) -> &Executor;
-    fn pool(&self) -> &Pool<SimDisk>;
+    fn pool(&self) -> &Pool<LyingDevice>;
     /// Returns the disks, the pool's first.
     fn disks(&self) -> &[SimDisk];
     /// Returns the memory that outlives the process, if there is any.

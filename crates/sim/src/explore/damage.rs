@@ -10,7 +10,7 @@ use forkdisk::{Error, ErrorKind, Pool};
 
 use super::campaign::spread;
 use super::{guard, mend};
-use crate::disk::{Fault, Fill, Medium, PAGE, ReadDamage, Request, SimDisk, When};
+use crate::disk::{Fault, Fill, LyingDevice, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::executor::Executor;
 use crate::history::{Contents, PoolImage, Session, Stats, Violation, page_of};
 use crate::rng::{Rng, mix};
@@ -271,7 +271,7 @@ fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) ->
     if let Some(fault) = &harmed.read {
         disk.arm(fault.clone());
     }
-    let (device, runtime) = (disk.clone(), std::rc::Rc::new(exec.clone()));
+    let (device, runtime) = (LyingDevice::of_pool(disk.clone()), std::rc::Rc::new(exec.clone()));
     let options = crate::history::open_options(&image.setup, None);
     let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let pool = match opened {

@@ -11,14 +11,14 @@ use super::campaign::spread;
 use super::kept::World;
 use super::{Case, FEW_TABLES, OriginCase, Recipe, damage};
 use crate::history::{Profile, Small, Violation};
-use crate::planted::{self, Bug, Group};
+use crate::planted::{Bug, Group, Planted, plant};
 use crate::rng::{Rng, mix};
 
 /// How a planted bug was found.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The bug.
-    pub bug: Bug,
+    pub bug: Planted,
     /// Histories that were run.
     pub histories: u32,
     /// How long the search took.
@@ -30,7 +30,7 @@ pub struct Found {
 /// The search for planted bugs.
 pub struct Hunt {
     /// The bugs to find.
-    pub bugs: Vec<Bug>,
+    pub bugs: Vec<Planted>,
     /// Histories per bug.
     pub budget: u32,
     /// The seed of the histories.
@@ -55,7 +55,7 @@ enum Attempt {
 const KNOWN: &str = include_str!("../../seeds/planted.txt");
 
 /// Returns those of one bug.
-fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
+fn known(bug: Planted) -> impl Iterator<Item = Attempt> {
     let lines = KNOWN.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
@@ -165,15 +165,15 @@ impl Hunt {
         all
     }
 
-    fn search(&self, bug: Bug, clean: &[OnceLock<bool>]) -> Found {
+    fn search(&self, bug: Planted, clean: &[OnceLock<bool>]) -> Found {
         let (start, mut histories) = (Instant::now(), 0);
         let fresh = (0..self.budget).zip(clean).filter(|(_, clean)| clean.get() != Some(&false));
         let fresh = fresh.map(|(i, clean)| (Attempt::new(self.seed, i, home(bug)), Some(clean)));
         for (attempt, clean) in known(bug).map(|attempt| (attempt, None)).chain(fresh) {
             histories += 1;
-            planted::set(Some(bug));
+            plant(Some(bug));
             let broken = attempt.run();
-            planted::set(None);
+            plant(None);
             let Some((v, flags)) = broken else { continue };
             let is_clean = || attempt.run().is_none();
             if clean.map_or_else(is_clean, |clean| *clean.get_or_init(is_clean)) {
@@ -204,8 +204,13 @@ enum Home {
 
 /// Returns the home of a bug. Without one most are found within ten attempts; those that need a rare state
 /// have a home where it is not rare.
-fn home(bug: Bug) -> Home {
+fn home(planted: Planted) -> Home {
     use Bug::*;
+    let bug = match planted {
+        Planted::Engine(bug) => bug,
+        Planted::Device(_) if planted.group() == Group::Origins => return Home::Profile(Profile::Origins),
+        Planted::Device(_) => return Home::None,
+    };
     let profile = match bug {
         TornSuperblockAccepted
         | StaleIncarnationReplayed
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn every_line_of_the_file_names_a_mistake_and_a_history() {
         let lines = KNOWN.lines().filter(|line| !line.starts_with('#')).count();
-        let found: usize = Bug::ALL.iter().map(|&bug| known(bug).count()).sum();
+        let found: usize = Planted::all().into_iter().map(|bug| known(bug).count()).sum();
         assert!(found == lines && lines > 0);
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forkdisk::{OpenOptions, Pool};
 
 use super::damage::{DamagedDisk, PATIENCE_STEPS, Verdict, compare, reported, truths};
-use crate::disk::{Crash, Medium, SimDisk};
+use crate::disk::{Crash, LyingDevice, Medium, SimDisk};
 use crate::executor::Executor;
 use crate::history::{PoolImage, Session, Violation, open_options};
 use crate::rng::mix;
@@ -71,7 +71,7 @@ type Outcome<T> = Result<Result<T, forkdisk::Error>, Violation>;
 fn open(medium: &Medium, options: OpenOptions, number: u64) -> Outcome<Session> {
     let exec = Executor::new(mix(&[number, 23]));
     let disk = SimDisk::new(medium.clone(), &exec, number);
-    let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+    let (device, runtime) = (LyingDevice::of_pool(disk.clone()), Rc::new(exec.clone()));
     let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options))?;
     if opened.is_err() {
         exec.halt();

@@ -14,7 +14,7 @@ use super::op::Profile;
 use super::ops::properties::properties_of;
 use super::shadow::{Shadow, ShadowedMemory};
 use super::{Setup, Stats, Violation};
-use crate::disk::{Crash, Fault, Medium, PAGE, ReadDamage, Request, SimDisk, When};
+use crate::disk::{Crash, Fault, LyingDevice, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::driver::{Entrance, PATIENCE_STEPS, judge};
 use crate::executor::Executor;
 use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Rule};
@@ -35,7 +35,7 @@ pub struct Session {
     /// The disk.
     pub disk: SimDisk,
     /// The pool.
-    pub pool: Pool<SimDisk>,
+    pub pool: Pool<LyingDevice>,
     /// The memory that outlives the process, if there is any.
     pub memory: Option<VolatileMemory>,
     /// What the memory was in the middle of a step.
@@ -142,7 +142,7 @@ fn open(
                 disk.arm(Fault { on, harm: ReadDamage::Eio, when: When::Once(1 + rng.below(12)), within: None });
             }
             let memory = find();
-            let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+            let (device, runtime) = (LyingDevice::of_pool(disk.clone()), Rc::new(exec.clone()));
             let options = open_options(setup, memory.as_ref());
             let writes = rng.one_in(2);
             exec.spawn(Box::pin(async move {
@@ -195,7 +195,7 @@ fn start_with(
         Some((memory, shadow)) => (Some(memory), Some(shadow)),
         None => (memory, None),
     };
-    let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+    let (device, runtime) = (LyingDevice::of_pool(disk.clone()), Rc::new(exec.clone()));
     let options = open_options(setup, memory.as_ref());
     let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let outcome = match opened {
@@ -212,7 +212,7 @@ fn start_with(
 
 impl Session {
     /// Returns a session without memory that outlives the process.
-    pub fn plain(exec: Executor, disk: SimDisk, pool: Pool<SimDisk>) -> Session {
+    pub fn plain(exec: Executor, disk: SimDisk, pool: Pool<LyingDevice>) -> Session {
         Session { exec, disk, pool, memory: None, shadow: None, lists_properties: false }
     }
 

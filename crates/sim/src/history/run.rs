@@ -13,7 +13,7 @@ use super::ops::{self, gather::Gathers, quota::Quota, read::probe, succession::C
 use super::place::Place;
 use super::recover::{self, Session, recover};
 use super::{Op, Profile, Setup, Stats, Violation};
-use crate::disk::{Crash, Frozen, Medium, SimDisk};
+use crate::disk::{Crash, Frozen, LyingDevice, Medium, SimDisk};
 use crate::driver::{
     self, Common, CrashPoint, Entrance, Instant, Life, Moment, Operation, Outcome, PATIENCE_STEPS, World,
 };
@@ -112,7 +112,7 @@ impl Life for Session {
         &self.exec
     }
 
-    fn pool(&self) -> &Pool<SimDisk> {
+    fn pool(&self) -> &Pool<LyingDevice> {
         &self.pool
     }
 

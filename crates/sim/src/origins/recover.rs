@@ -8,7 +8,7 @@ use forkdisk::{
 
 use super::known::Known;
 use super::{ORIGIN, Setup, masks};
-use crate::disk::{Crash, Fill, Frozen, Medium, SimDisk};
+use crate::disk::{Crash, Fill, Frozen, LyingDevice, Medium, SimDisk};
 use crate::driver::{Entrance, Instant, Life, PATIENCE_STEPS, Stats, Violation, judge};
 use crate::executor::Executor;
 use crate::history::{lasting_options, new_memory};
@@ -27,7 +27,7 @@ pub struct Session {
     /// The pool's disk and the origin's.
     pub disks: [SimDisk; 2],
     /// The pool.
-    pub pool: Pool<SimDisk>,
+    pub pool: Pool<LyingDevice>,
     /// The memory that outlives the process, if there is any.
     pub memory: Option<VolatileMemory>,
 }
@@ -84,7 +84,7 @@ impl Life for Session {
         &self.exec
     }
 
-    fn pool(&self) -> &Pool<SimDisk> {
+    fn pool(&self) -> &Pool<LyingDevice> {
         &self.pool
     }
 
@@ -124,14 +124,15 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
     let media = [0, 1].map(|i| Medium::blank(setup.disks[i], [setup.pool, setup.origin][i]));
     let disks = media.map(|medium| SimDisk::new(medium, &exec, mix(&[setup.seed, 34])));
     slow_down(setup, &disks);
-    let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+    let (device, runtime) = (disks[0].clone(), Rc::new(exec.clone()));
+    let origin = LyingDevice::of_origin(disks[1].clone());
     let memory = new_memory(setup.lasting);
     let (open, protect) = (options(setup, memory.as_ref()), protection(setup, setup.seed));
     let format = FormatOptions::new(setup.pool, [9; 16], 1).with_journal(Some(1 << 20));
     let volume = forkdisk::CreateOptions::new(super::run::VOLUME_BYTES, 1);
     let made = exec.run(PATIENCE_STEPS, async move {
         Pool::format(&device, &format).await?;
-        let pool = Pool::open(device, runtime, open).await?;
+        let pool = Pool::open(LyingDevice::of_pool(device), runtime, open).await?;
         pool.protect(ORIGIN, origin, &protect).await?;
         pool.create("vol", &volume).await?;
         Ok::<_, forkdisk::Error>(pool)
@@ -219,7 +220,7 @@ impl Session {
 
     fn read(
         &self,
-        volume: &Volume<SimDisk>,
+        volume: &Volume<LyingDevice>,
         offset: u64,
         len: u64,
     ) -> Result<forkdisk::Result<forkdisk::Buf>, Violation> {
@@ -255,10 +256,10 @@ fn slow_down(setup: &Setup, disks: &[SimDisk; 2]) {
     }
 }
 
-async fn attach(disks: [SimDisk; 2], exec: Executor, options: OpenOptions) -> forkdisk::Result<Pool<SimDisk>> {
+async fn attach(disks: [SimDisk; 2], exec: Executor, options: OpenOptions) -> forkdisk::Result<Pool<LyingDevice>> {
     let [device, origin] = disks;
-    let pool = Pool::open(device, Rc::new(exec), options).await?;
-    pool.attach_origin(ORIGIN, origin, &OriginPlace::at(PATH, 0)).await?;
+    let pool = Pool::open(LyingDevice::of_pool(device), Rc::new(exec), options).await?;
+    pool.attach_origin(ORIGIN, LyingDevice::of_origin(origin), &OriginPlace::at(PATH, 0)).await?;
     Ok(pool)
 }
 
@@ -271,9 +272,9 @@ fn another(origin: &Medium, exec: &Executor, seed: u64) -> SimDisk {
 
 /// Checks that a disk that is not the origin's is refused, unless nothing is left that distinguishes them.
 async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options: OpenOptions) -> forkdisk::Result<()> {
-    let pool = Pool::open(device, Rc::new(exec), options).await?;
+    let pool = Pool::open(LyingDevice::of_pool(device), Rc::new(exec), options).await?;
     if pool.origins().iter().any(|origin| origin.comparable_zones > 1)
-        && pool.attach_origin(ORIGIN, other, &OriginPlace::at(PATH, 0)).await.is_ok()
+        && pool.attach_origin(ORIGIN, LyingDevice::of_origin(other), &OriginPlace::at(PATH, 0)).await.is_ok()
     {
         return Err(Error::new(ErrorKind::Corrupt, "another disk was taken for the origin's"));
     }

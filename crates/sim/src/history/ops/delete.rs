@@ -4,7 +4,7 @@ use forkdisk::{Error, Pool};
 
 use super::control::{control, strs};
 use super::replace::flush_with_patience;
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Op, Operation, Violation};
 use crate::history::op::Profile::*;
 use crate::history::place;
@@ -62,7 +62,7 @@ pub fn delete(run: &mut Run, keys: Vec<Key>) -> Result<(), Violation> {
 }
 
 /// Removed while it is open, deleted at its last close.
-async fn remove(pool: &Pool<SimDisk>, name: &str) -> Result<(), Error> {
+async fn remove(pool: &Pool<LyingDevice>, name: &str) -> Result<(), Error> {
     let open = pool.volume(name)?;
     pool.remove_file(name)?;
     flush_with_patience(pool).await?;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, Mode, Pool};
 
 use super::unnamed::{MAX_UNNAMED_VOLUMES, NAMING, Open, pattern};
-use crate::disk::{PAGE, SimDisk};
+use crate::disk::{LyingDevice, PAGE};
 use crate::driver::{Class, Op, Operation, Start, Violation};
 use crate::history::op::Profile::*;
 use crate::history::recover::Session;
@@ -39,7 +39,7 @@ fn attributes(mark: u32) -> Attributes {
 }
 
 /// Returns all names under [`PREFIX`].
-fn observe(pool: &Pool<SimDisk>) -> Result<Tree, Violation> {
+fn observe(pool: &Pool<LyingDevice>) -> Result<Tree, Violation> {
     let (mut tree, mut folders) = (Tree::new(), vec![PREFIX.trim_end_matches('/').to_string()]);
     while let Some(folder) = folders.pop() {
         for (name, is_folder) in pool.children(&folder) {

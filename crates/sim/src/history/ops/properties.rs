@@ -3,7 +3,7 @@
 use forkdisk::{BreakPolicy, Changes, CreateOptions, GatherPolicy, Pool, VolumeInfo};
 
 use super::control::{control, drawn_volume};
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Op, Operation, Violation};
 use crate::history::op::Profile::*;
 use crate::history::run::{Run, Volumes};
@@ -45,7 +45,7 @@ pub fn options_with(size: u64, properties: Properties) -> CreateOptions {
 }
 
 /// Returns the properties that the pool shows of a volume.
-pub fn properties_of(pool: &Pool<SimDisk>, info: &VolumeInfo) -> Properties {
+pub fn properties_of(pool: &Pool<LyingDevice>, info: &VolumeInfo) -> Properties {
     let copying = pool.copying(&info.name).map(|copying| copying.break_policy);
     let (copies, gathers) = (copying.is_ok_and(|policy| policy == BreakPolicy::Copy), info.gather != GatherPolicy::Off);
     Properties { chunk: info.chunk, copies, quota: info.quota, gathers }

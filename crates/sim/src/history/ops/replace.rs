@@ -3,7 +3,7 @@
 use forkdisk::{Error, ErrorKind, Pool};
 
 use super::control::{all, control, drawn_volume};
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Op, Operation, Violation};
 use crate::history::op::Profile::*;
 use crate::history::place;
@@ -93,7 +93,7 @@ fn usurp(run: &mut Run, op: &Op) -> Result<(), Violation> {
 }
 
 /// Retries a flush that the host has no space for: what it makes durable has already been done.
-pub async fn flush_with_patience(pool: &Pool<SimDisk>) -> Result<(), Error> {
+pub async fn flush_with_patience(pool: &Pool<LyingDevice>) -> Result<(), Error> {
     loop {
         match pool.flush().await {
             Err(e) if e.kind() == ErrorKind::NoSpace => {}

@@ -2,7 +2,7 @@
 
 use super::control::touched;
 use super::create::create_one;
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Class, Op, Violation};
 use crate::history::place;
 use crate::history::run::{Inflight, Run};
@@ -72,7 +72,7 @@ pub fn is_unsure(run: &Run, family: Key) -> bool {
     run.known.pending.iter().any(|p| touched(run, &p.control).contains(&family))
 }
 
-pub fn handle(run: &Run, key: Key) -> Result<forkdisk::Volume<SimDisk>, Violation> {
+pub fn handle(run: &Run, key: Key) -> Result<forkdisk::Volume<LyingDevice>, Violation> {
     let name = run.known.model.name(key);
     run.session.pool.volume(&name).map_err(|e| Violation::new("P4", format!("{name} cannot be opened: {e}")))
 }

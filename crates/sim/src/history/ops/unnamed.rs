@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forkdisk::{CreateOptions, Error, Mode, Volume};
 
 use super::names::{await_naming, file_name, noted};
-use crate::disk::{PAGE, SimDisk};
+use crate::disk::{LyingDevice, PAGE};
 use crate::driver::{Class, Life, Op, Operation, Start, Violation};
 use crate::history::op::Profile::*;
 use crate::history::run::{Run, Volumes};
@@ -32,7 +32,7 @@ pub const MAX_UNNAMED_VOLUMES: usize = 4;
 
 /// An open volume without a name.
 pub struct Open {
-    pub volume: Volume<SimDisk>,
+    pub volume: Volume<LyingDevice>,
     pub size: u64,
     /// Whether it has had no name so far: then it can be given one.
     pub is_new: bool,

@@ -1,7 +1,7 @@
 //! The end of a life of the engine, and of the protection of the origin.
 
 use super::target::{is_quiet, rolling};
-use crate::disk::{Crash, Medium};
+use crate::disk::{Crash, LyingDevice, Medium};
 use crate::driver::{Instant, Life, Op, Operation, PATIENCE_STEPS, Violation};
 use crate::model::{Control, Rule};
 use crate::origins::ORIGIN;
@@ -87,7 +87,7 @@ pub fn unprotect(run: &mut Run, op: &Op) -> Result<(), Violation> {
         return Ok(());
     }
     run.say(|| "unprotects the origin and protects it again".into());
-    let (pool, disk) = (run.session.pool.clone(), run.session.disks[1].clone());
+    let (pool, disk) = (run.session.pool.clone(), LyingDevice::of_origin(run.session.disks[1].clone()));
     let options = protection(&run.setup, op.draws[0]);
     let done = run.session.exec.run(PATIENCE_STEPS, async move {
         pool.unprotect(ORIGIN, true).await?;

@@ -3,14 +3,14 @@
 use forkdisk::{ErrorKind, Volume};
 
 use super::clone::FLATTENING;
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Class, Life, Violation};
 use crate::model::{Control, Key};
 use crate::origins::run::{Run, sync};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
-pub fn handle(run: &Run, key: Key) -> Result<Option<Volume<SimDisk>>, Violation> {
+pub fn handle(run: &Run, key: Key) -> Result<Option<Volume<LyingDevice>>, Violation> {
     let name = run.known.model.name(key);
     match run.session.pool.volume(&name) {
         Ok(volume) => Ok(Some(volume)),

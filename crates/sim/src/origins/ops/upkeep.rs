@@ -2,7 +2,7 @@
 
 use forkdisk::ErrorKind;
 
-use crate::disk::SimDisk;
+use crate::disk::LyingDevice;
 use crate::driver::{Class, Life, Op, Operation, Outcome, Start, Violation, judge};
 use crate::origins::ORIGIN;
 use crate::origins::op::Focus::*;
@@ -65,7 +65,7 @@ fn check(run: &mut Run) -> Result<(), Violation> {
 pub fn upkeep<F: Future<Output = Outcome> + 'static>(
     run: &mut Run,
     what: &str,
-    f: impl FnOnce(forkdisk::Pool<SimDisk>) -> F,
+    f: impl FnOnce(forkdisk::Pool<LyingDevice>) -> F,
 ) -> Result<(), Violation> {
     let start = Start::new(Class::Other("upkeep"), run.known.model.tick(), Vec::new(), what.into());
     let future = f(run.session.pool.clone());
