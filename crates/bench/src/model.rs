@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forkdisk::device::{DeviceModel, Recording, Request, RequestKind};
+use forkdisk::testing::{DeviceModel, Recording, Request, RequestKind};
 
 use crate::rows::{Row, Samples};
 

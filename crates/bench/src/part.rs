@@ -64,7 +64,8 @@ impl<D: Device> Device for Part<D> {
 
 #[cfg(test)]
 mod tests {
-    use forkdisk::device::{MemoryDevice, Segment};
+    use forkdisk::device::Segment;
+    use forkdisk::testing::MemoryDevice;
     use forkdisk_uring::{Config, block_on};
 
     use super::*;

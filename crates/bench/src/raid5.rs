@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use forkdisk::device::{DeviceModel, Recording, Request, RequestKind};
+use forkdisk::testing::{DeviceModel, Recording, Request, RequestKind};
 
 const PAGE: u64 = 4096;
 /// Size in bytes up to which adjacent requests to one disk are merged.

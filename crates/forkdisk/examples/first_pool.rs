@@ -4,8 +4,9 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice};
+use forkdisk::device::Buf;
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, Result, Volume};
 
 const POOL_BYTES: u64 = 16 << 20;

@@ -5,8 +5,9 @@
 use std::future::Future;
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice};
+use forkdisk::device::Buf;
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{
     CreateOptions, FormatOptions, OpenOptions, OriginFull, OriginPlace, PAGE_SIZE, Pool, ProtectOptions, Volume,
 };

@@ -12,12 +12,13 @@
 //! a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, sleeps).
 //! The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch` shows every verb on a
 //! pool file. For tests and first steps (example `first_pool`) there are [`testing::Inline`], a runtime on the
-//! calling thread, and [a device in memory](device::MemoryDevice):
+//! calling thread, and [a device in memory](testing::MemoryDevice):
 //!
 //! ```
 //! use std::rc::Rc;
 //!
-//! use forkdisk::device::{Buf, MemoryDevice};
+//! use forkdisk::device::Buf;
+//! use forkdisk::testing::MemoryDevice;
 //! use forkdisk::testing::Inline;
 //! use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
 //!
@@ -127,7 +128,7 @@ mod types;
 mod upkeep;
 mod volume;
 
-pub use catalog::{Changes, NAME_MARKS, Protection, VolumeInfo, is_name_character};
+pub use catalog::{Changes, CreateOptions, NAME_MARKS, Protection, VolumeInfo, is_name_character};
 pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
@@ -143,9 +144,12 @@ pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use names::{NoSuchName, parse_uuid, uuid_text};
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
-pub use pool::{Child, CopierInfo, CreateOptions, Pool, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, recorded};
+pub use pool::{Child, Pool};
 pub use runtime::{LocalFuture, Runtime};
-pub use store::{FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, Recovery, WhenFull};
+pub use store::{
+    CopierInfo, FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, PoolInfo, Recorded, Recovery,
+    SUPERBLOCK_AT, VolumeCopying, WhenFull, recorded,
+};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, Mode, PAGE_SIZE, VolumeId, VolumeKind};
 pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};
 pub use volume::{DiffClass, DiffPart, DiffRun, Extent, FlattenReport, Sharing, StatusRun, Volume, WriteFlags};

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use crate::catalog::Changes;
+use crate::catalog::{Changes, CreateOptions};
 use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
-use crate::pool::CreateOptions;
 use crate::store::{FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
 
 /// Default chunk of an origin, in bytes.

@@ -6,8 +6,9 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::device::{Buf, IoResult, Segments};
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{
     Attributes, CreateOptions, Device, Error, ErrorKind, FormatOptions, Mode, OpenOptions, OriginFull, OriginPlace,
     Pool, ProtectOptions, Runtime, SnapshotFlags, Volume, WriteFlags,

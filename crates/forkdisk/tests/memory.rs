@@ -4,8 +4,8 @@
 use std::rc::Rc;
 
 use allocation_counter::measure;
-use forkdisk::device::MemoryDevice;
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 const COUNT: u64 = 10_000;

@@ -3,8 +3,9 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice, RecordingDevice, RequestKind};
+use forkdisk::device::Buf;
 use forkdisk::testing::Inline;
+use forkdisk::testing::{MemoryDevice, RecordingDevice, RequestKind};
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Operation, Pool, Requests, VolumeStatistics};
 
 const PAGE: u64 = 4096;

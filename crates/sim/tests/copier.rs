@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use forkdisk::copier::{Client, Copier, CopyClass, CopySource, Job, JobGroup, Piece, Place};
-use forkdisk::device::{RecordingDevice, RequestKind};
+use forkdisk::testing::{RecordingDevice, RequestKind};
 use forkdisk::{CopierSettings, Throttle};
 use forkdisk_sim::disk::{Config, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::{Executor, Step};

@@ -4,7 +4,8 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
+use forkdisk::device::Buf;
+use forkdisk::testing::{MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
 use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, PoolInfo};
 use forkdisk_sim::executor::Executor;
 

@@ -3,7 +3,8 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice};
+use forkdisk::device::Buf;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{Attributes, Child, CreateOptions, ErrorKind, FormatOptions, OpenOptions, Pool};
 use forkdisk_sim::executor::Executor;
 

@@ -2,7 +2,7 @@
 //! afterwards. For information; the default of new volumes was chosen by it.
 
 use anyhow::Result;
-use forkdisk::device::{DeviceModel, Recording, Request, RequestKind};
+use forkdisk::testing::{DeviceModel, Recording, Request, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, block_on};
 

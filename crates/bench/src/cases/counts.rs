@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
-use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::testing::{Recording, Request, RequestKind};
 
 use crate::rows::{Row, Samples};
 use crate::runner::Context;

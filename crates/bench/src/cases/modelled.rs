@@ -1,7 +1,7 @@
 //! Time computed for three kinds of device: raw requests ÷ pool.
 
 use anyhow::Result;
-use forkdisk::device::DeviceModel;
+use forkdisk::testing::DeviceModel;
 
 use crate::rows::{Row, Samples};
 use crate::runner::Context;

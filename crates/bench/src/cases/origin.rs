@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use anyhow::Result;
-use forkdisk::device::{DeviceModel, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
+use forkdisk::testing::{DeviceModel, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
 use forkdisk::{FormatOptions, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags, Volume};
 use forkdisk_uring::Rt;
 

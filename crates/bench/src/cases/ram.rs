@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use anyhow::Result;
-use forkdisk::device::{MemoryDevice, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
+use forkdisk::testing::{MemoryDevice, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
 use forkdisk_uring::{Config, Rt, block_on};
 

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forkdisk::device::{Buf, Device, IoResult, MemoryDevice, RecordingDevice, RequestKind, Segments, zeroes_are_data};
+use forkdisk::device::{Buf, Device, IoResult, Segments};
+use forkdisk::testing::{MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, Volume};
 use forkdisk_uring::{Config, Rt, block_on};
 

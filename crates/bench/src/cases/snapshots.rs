@@ -1,7 +1,7 @@
 //! Cost of a snapshot and of a clone, by the size of the volume.
 
 use anyhow::Result;
-use forkdisk::device::{Recording, RequestKind};
+use forkdisk::testing::{Recording, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, Rt, block_on};
 

@@ -5,7 +5,8 @@ use std::future::Future;
 use std::rc::Rc;
 
 use anyhow::Result;
-use forkdisk::device::{IoResult, MemoryDevice, Recording, RecordingDevice, Segments, zeroes_are_data};
+use forkdisk::device::{IoResult, Segments};
+use forkdisk::testing::{MemoryDevice, Recording, RecordingDevice, zeroes_are_data};
 use forkdisk::{Buf, CreateOptions, Device, FormatOptions, OpenOptions, Pool, Volume};
 use forkdisk_uring::Rt;
 

@@ -13,7 +13,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use forkdisk::device::{DelayingDevice, MemoryDevice, RecordingDevice, Segment};
+use forkdisk::device::Segment;
+use forkdisk::testing::{DelayingDevice, MemoryDevice, RecordingDevice};
 use forkdisk::{
     Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, WriteFlags,
     WriteIntent,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::Recording;
+use forkdisk::testing::Recording;
 
 use super::trace::Seen;
 

@@ -8,7 +8,7 @@
 use std::io::{self, Write};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::testing::{Recording, Request, RequestKind};
 
 const KINDS: [(char, RequestKind); 5] = [
     ('r', RequestKind::Read),

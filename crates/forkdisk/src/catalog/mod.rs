@@ -4,6 +4,8 @@
 mod admission;
 mod apply;
 mod changes;
+mod create;
+mod delete;
 pub mod directory;
 pub mod exceptions;
 mod info;
@@ -24,6 +26,8 @@ use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId
 
 pub use admission::admit;
 pub use changes::Changes;
+pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshots};
+pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
 pub use directory::{CatalogEntry, Chain, Directory, NAME_MARKS, check_volume_name, is_name_character};
 pub use exceptions::{ExceptionView, exception_run};
 pub use info::{Protection, VolumeInfo};

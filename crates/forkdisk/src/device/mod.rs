@@ -5,27 +5,15 @@
 //! in the order of the calls: a call submits at once and returns a future for the completion only.
 
 mod buf;
-mod delaying;
-mod failing;
 mod forward;
 mod in_flight;
-mod memory;
-mod models;
-mod recording;
 mod stripes;
-#[cfg(test)]
-mod testing;
 
 use std::future::Future;
 use std::io;
 
 pub(crate) use buf::add_segment;
 pub use buf::{BUF_ALIGN_BYTES, Buf, BufPool, IoResult, Segment, Segments};
-pub use delaying::DelayingDevice;
-pub use failing::FailingDevice;
-pub use memory::MemoryDevice;
-pub use models::DeviceModel;
-pub use recording::{Recording, RecordingDevice, Request, RequestKind, Rule, zeroes_are_data};
 pub use stripes::{Array, StripedDevice, Stripes};
 
 /// A disk as the engine sees it.

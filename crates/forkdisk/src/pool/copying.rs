@@ -1,36 +1,13 @@
 //! Settings and figures of copying: break policy, throttles, the copier.
 
 use crate::Changes;
-use crate::copier::CopyStats;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, CopierSettings, Record, Throttle, VolumeState};
+use crate::format::{BreakPolicy, CopierSettings, Record, Throttle};
+
+use crate::store::{CopierInfo, VolumeCopying, volume_copying};
 
 use super::Pool;
-
-/// Settings and figures of a pool's copier.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct CopierInfo {
-    /// Its settings.
-    pub settings: CopierSettings,
-    /// Figures of all copies since the pool was opened.
-    pub stats: CopyStats,
-    /// Bytes of buffers in use.
-    pub buffers_in_use: u64,
-}
-
-/// Settings and figures of the copies of a volume.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct VolumeCopying {
-    /// What a first write to a shared chunk does.
-    pub break_policy: BreakPolicy,
-    /// Limit of its copies, besides that of the pool.
-    pub throttle: Throttle,
-    /// Figures of its copies since the pool was opened.
-    pub stats: CopyStats,
-}
 
 impl<D: Device> Pool<D> {
     /// Sets the break policy of the volume. A clone inherits it.
@@ -76,21 +53,6 @@ impl<D: Device> Pool<D> {
     /// # Errors
     /// `NotFound` if there is no such volume, `ReadOnly` for a snapshot, for which nothing is copied.
     pub fn copying(&self, name: &str) -> Result<VolumeCopying> {
-        let meta = self.store.meta.borrow();
-        let volume = meta.directory.find(name)?;
-        let (VolumeState::Volume | VolumeState::Origin) = volume.record.state else {
-            return Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot; nothing is copied for it")));
-        };
-        let (break_policy, throttle) = (volume.record.break_policy, volume.record.throttle);
-        Ok(VolumeCopying {
-            break_policy,
-            throttle,
-            stats: self
-                .store
-                .live
-                .borrow()
-                .activity(volume.record.id)
-                .map_or_else(Default::default, |activity| activity.copies.stats()),
-        })
+        volume_copying(&self.store, name)
     }
 }

@@ -7,7 +7,8 @@
 
 use crate::catalog::directory::names;
 use crate::catalog::{
-    Catalog, CatalogEntry, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, writable_volume,
+    CreateOptions, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, refuse_origin,
+    refuse_with_snapshots, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +16,7 @@ use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
-use super::{CreateOptions, Pool};
+use super::Pool;
 
 /// Object of a name.
 #[derive(Clone, Debug)]
@@ -249,28 +250,5 @@ impl<D: Device> Pool<D> {
             names::check_renamed(directory, from, to)?;
             Ok((Record::RenameFolder { from: from.to_string(), to: to.to_string() }, ()))
         })
-    }
-}
-
-/// Refuses to remove an origin, and a snapshot of one that is in use or the backing of a volume.
-fn refuse_origin(meta: &Catalog, volume: &CatalogEntry, in_use: usize) -> Result<()> {
-    let id = volume.record.id;
-    if volume.record.state == VolumeState::Origin {
-        let why = "it is an origin; unprotect it, and it is an ordinary disk again";
-        return Err(Error::new(ErrorKind::Invalid, why));
-    }
-    if in_use > 0 && meta.is_origin_snapshot(id) {
-        return Err(Error::new(ErrorKind::Busy, "it is a snapshot of an origin and in use; close it first"));
-    }
-    meta.directory.refuse_with_clones(id)
-}
-
-fn refuse_with_snapshots(meta: &Catalog, id: VolumeId) -> Result<()> {
-    match meta.directory.snapshots_of(id).first().and_then(|s| meta.directory.get(*s)) {
-        None => Ok(()),
-        Some(snapshot) => {
-            let name = meta.directory.full_name(&snapshot.record);
-            Err(Error::new(ErrorKind::Busy, format!("it has snapshots, such as {name:?}; delete them first")))
-        }
     }
 }

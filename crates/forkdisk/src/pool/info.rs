@@ -1,101 +1,14 @@
 //! Properties of a pool and its volumes.
 
+use crate::catalog::VolumeInfo;
 use crate::catalog::directory::descent;
-use crate::catalog::{Catalog, VolumeInfo};
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
-use crate::store::Store;
-use crate::types::{BLOCK_PAGES, Mode, PAGE_SIZE, VolumeId};
+use crate::format::VolumeState;
+use crate::store::{PoolInfo, is_low, mode, pool_info};
+use crate::types::{Mode, VolumeId};
 
 use super::Pool;
-
-/// Most levels of tables that a write to an empty volume creates.
-const MAX_MAP_LEVELS: u64 = 4;
-
-/// Properties of a pool. All amounts in bytes.
-///
-/// With the feature `serde` it is serialised as the control protocol and the metrics show it, without `unused`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct PoolInfo {
-    /// Identity.
-    #[cfg_attr(feature = "serde", serde(with = "crate::names::uuid"))]
-    pub uuid: [u8; 16],
-    /// Time of creation, in seconds since 1970.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub created: u64,
-    /// What it accepts at the moment.
-    pub mode: Mode,
-    /// Length.
-    pub size: u64,
-    /// In use.
-    pub used: u64,
-    /// What new writes can use: `unused` without the needs of the next checkpoint and of the tables of such
-    /// writes.
-    pub free: u64,
-    /// Not in use.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub unused: u64,
-    /// Freed, and usable after the next checkpoint (estimate).
-    pub freeing: u64,
-    /// Free space below which it is low.
-    pub low_water: u64,
-    /// Low, counting what the next checkpoint frees, or out of data space.
-    pub low: bool,
-    /// Of `used`: superblock, counts and journal.
-    pub metadata: u64,
-    /// Number of volumes.
-    pub volumes: u64,
-    /// Of them, origins.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub origins: u64,
-    /// Number of snapshots.
-    pub snapshots: u64,
-    /// Exceptions of origins.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub kept: u64,
-    /// Mapped by volumes, each counted separately.
-    pub referenced: u64,
-    /// Of that, scattered; see [`VolumeInfo::scattered`].
-    pub scattered: u64,
-    /// Dirty metadata.
-    pub dirty: u64,
-    /// Length of the journal.
-    pub journal_size: u64,
-    /// Of it, what replay would read.
-    pub journal_used: u64,
-    /// Rises with every superblock.
-    pub generation: u64,
-    /// Closed in order before it was opened.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub clean: bool,
-}
-
-/// Offsets of the two superblocks of a pool, in bytes; each is [`PAGE_SIZE`] long.
-pub const SUPERBLOCK_AT: [u64; 2] =
-    [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
-
-/// Contents of a superblock that describe the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Recorded {
-    /// Identity of the pool.
-    pub uuid: [u8; 16],
-    /// Rises with every superblock.
-    pub generation: u64,
-    /// Closed in order, with nothing left to do.
-    pub clean: bool,
-}
-
-/// Decodes `page`, read from superblock slot `slot` (0 or 1), without opening the pool. `None` if it is no
-/// valid superblock. The newer of the two counts.
-pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
-    let whole = page.get(..PAGE_SIZE)?;
-    let superblock = Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok()?;
-    Some(Recorded { uuid: superblock.uuid, generation: superblock.generation, clean: superblock.clean })
-}
 
 impl<D: Device> Pool<D> {
     /// What the pool accepts at the moment.
@@ -103,50 +16,15 @@ impl<D: Device> Pool<D> {
         mode(&self.store)
     }
 
-    /// Whether less space is free than [`OpenOptions::low_water`](super::OpenOptions::low_water), or none can
+    /// Whether less space is free than [`OpenOptions::low_water`](crate::OpenOptions::low_water), or none can
     /// be used, in the pool or the host file system.
     pub fn is_low(&self) -> bool {
-        if self.mode() == Mode::OutOfDataSpace {
-            return true;
-        }
-        let meta = self.store.meta.borrow();
-        let free = (meta.space.available() + meta.space.pending()) * PAGE_SIZE as u64;
-        free < self.store.options.low_water.bytes(meta.size())
+        is_low(&self.store)
     }
 
     /// Properties of the pool.
     pub fn info(&self) -> PoolInfo {
-        let (meta, superblock) = (self.store.meta.borrow(), self.store.superblock.borrow());
-        let page = PAGE_SIZE as u64;
-        let layout = meta.space.layout();
-        let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
-        let volumes = || meta.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Volume);
-        let sum = |of: fn(&VolumeRecord) -> u64| volumes().map(of).sum::<u64>();
-        let (unused, freeing) = (meta.space.available() * page, meta.space.pending() * page);
-        PoolInfo {
-            uuid: superblock.uuid,
-            created: superblock.created,
-            mode: mode(&self.store),
-            size: meta.size(),
-            used: meta.size().saturating_sub(unused + freeing),
-            free: writable_pages(&meta) * page,
-            unused,
-            freeing,
-            low_water: self.store.options.low_water.bytes(meta.size()),
-            low: self.is_low(),
-            metadata: layout.reserved_pages() * page + meta.journal.length(),
-            volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
-            origins: seen(VolumeState::Origin),
-            snapshots: seen(VolumeState::Snapshot),
-            kept: kept_pages(&meta) * page,
-            referenced: sum(|record| record.referenced) * page,
-            scattered: sum(|record| record.seams) * page,
-            dirty: meta.dirty_bytes() as u64,
-            journal_size: meta.journal.length(),
-            journal_used: meta.journal.used(),
-            generation: superblock.generation,
-            clean: superblock.clean,
-        }
+        pool_info(&self.store)
     }
 
     /// All volumes and snapshots, sorted by name.
@@ -162,21 +40,7 @@ impl<D: Device> Pool<D> {
     /// Names of the volumes that volume or snapshot `id` descends from: its own (empty if it has none), that
     /// of its source, and so on, at most `most`. Other volumes without a name are left out.
     pub fn line_of(&self, id: VolumeId, most: usize) -> Vec<String> {
-        let meta = self.store.meta.borrow();
-        let volume_of = |id: VolumeId| {
-            let record = &meta.directory.get(id)?.record;
-            let volume = if record.state == VolumeState::Snapshot { record.parent } else { id };
-            meta.directory.get(volume)
-        };
-        let (mut line, mut names, mut next) = (Vec::new(), Vec::new(), volume_of(id));
-        while let Some(volume) = next.filter(|v| line.len() < most && !line.contains(&v.record.id)) {
-            line.push(volume.record.id);
-            if names.is_empty() || !volume.record.name.is_empty() {
-                names.push(volume.record.name.to_string());
-            }
-            next = descent::ancestor(&meta.directory, &volume.record).and_then(|v| volume_of(v.record.id));
-        }
-        names
+        descent::line_of(&self.store.meta.borrow().directory, id, most)
     }
 
     /// A volume or snapshot by name.
@@ -185,29 +49,5 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if the name is that of nothing.
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         self.store.find(name)
-    }
-}
-
-/// Pages that writes can get together. A write needs more than its data: the pages of the next
-/// checkpoint, and a table for each block that it does not fill.
-fn writable_pages(catalog: &Catalog) -> u64 {
-    let left = catalog.space.unreserved(catalog.checkpoint_pages());
-    left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
-}
-
-/// Exceptions of all origins, in pages.
-fn kept_pages(catalog: &Catalog) -> u64 {
-    let of_origin =
-        |r: &&VolumeRecord| catalog.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
-    let snapshots = catalog.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
-    snapshots.filter(of_origin).map(|r| r.cursor).sum()
-}
-
-fn mode<D: Device>(store: &Store<D>) -> Mode {
-    match () {
-        () if store.failed.borrow().is_some() => Mode::Failed,
-        () if store.options.read_only => Mode::ReadOnly,
-        () if store.full.get() => Mode::OutOfDataSpace,
-        () => Mode::ReadWrite,
     }
 }

@@ -24,10 +24,7 @@ use crate::store;
 use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store, commit, open};
 use crate::types::VolumeId;
 use crate::upkeep::Upkeep;
-pub use copying::{CopierInfo, VolumeCopying};
 pub use files::Child;
-pub use info::{PoolInfo, Recorded, SUPERBLOCK_AT, recorded};
-pub use verbs::CreateOptions;
 
 /// An open pool, for use on one thread (`!Send`). Cheap to clone; all clones are the same pool.
 ///

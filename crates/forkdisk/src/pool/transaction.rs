@@ -1,16 +1,16 @@
 //! Verbs of many volumes: each checks everything before it changes anything, and is one transaction.
 
-use std::collections::BTreeSet;
-
-use crate::catalog::directory::Directory;
-use crate::catalog::{Catalog, VolumeInfo, check_chunk, check_gather, check_quota, check_size};
+use crate::catalog::{
+    Catalog, CreateOptions, VolumeInfo, check_chunk, check_gather, check_new_names, check_quota, check_size, creation,
+    new_ids,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, Throttle, VolumeState};
+use crate::format::{Record, VolumeState};
 use crate::store::transaction::retry_after_checkpoint;
 use crate::types::VolumeId;
 
-use super::{CreateOptions, Pool};
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Creates empty volumes with the same options, all or none.
@@ -69,39 +69,4 @@ impl<D: Device> Pool<D> {
         committed?;
         ids.into_iter().map(|id| self.store.info(id)).collect()
     }
-}
-
-/// The numbers of the next `count` volumes.
-fn new_ids(meta: &Catalog, count: usize) -> Vec<VolumeId> {
-    (meta.next_id..).take(count).map(VolumeId).collect()
-}
-
-/// The records that create a volume with these options.
-fn creation(id: VolumeId, name: &str, options: &CreateOptions) -> impl Iterator<Item = Record> {
-    let CreateOptions { size, chunk, now, break_policy, quota, gather } = *options;
-    let throttle = Throttle::NONE;
-    let create = Record::Create { id, name: name.to_string(), size, chunk, now };
-    let copying = (break_policy != BreakPolicy::Split).then_some(Record::SetCopying { id, break_policy, throttle });
-    let limit = (quota != 0).then_some(Record::SetQuota { id, quota });
-    let gather = (gather != GatherPolicy::Off).then_some(Record::SetGather { id, gather });
-    [Some(create), copying, limit, gather].into_iter().flatten()
-}
-
-/// Checks whether all of these names may be given to new volumes together.
-fn check_new_names(directory: &Directory, names: &[&str]) -> Result<()> {
-    let mut new = BTreeSet::new();
-    for &name in names {
-        directory.check_new(NO_VOLUME, name)?;
-        if !new.insert(name) {
-            return Err(Error::new(ErrorKind::Exists, format!("{name:?} is named twice; choose another name")));
-        }
-    }
-    for &name in names {
-        let mut above = name.match_indices('/').map(|(i, _)| &name[..i]);
-        if let Some(volume) = above.find(|above| new.contains(above)) {
-            let why = format!("{name:?} would lie in {volume:?}, which is to be a volume and not a folder");
-            return Err(Error::new(ErrorKind::Exists, format!("{why}; choose another name")));
-        }
-    }
-    Ok(())
 }

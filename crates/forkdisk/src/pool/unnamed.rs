@@ -1,14 +1,14 @@
 //! Volumes that get their name when they are complete. Until then no verb finds them; a failure, a kill or a
 //! power failure in between deletes them: they are orphans.
 
-use crate::catalog::{check_chunk, check_gather, check_quota, check_size};
+use crate::catalog::{CreateOptions, check_chunk, check_gather, check_quota, check_size};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, VolumeState};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
-use super::{CreateOptions, Pool};
+use super::Pool;
 
 impl<D: Device> Pool<D> {
     /// Creates and opens an empty volume without a name. It is deleted at its last close, or at the next open

@@ -1,13 +1,13 @@
 //! Verbs on volumes: each is checked, applied and appended to the journal in one synchronous section, and
 //! acknowledged when it is durable.
 
-use std::collections::BTreeSet;
-
 use crate::Changes;
-use crate::catalog::{Catalog, VolumeInfo, check_origin_text, check_size, refuse_during_rollback, writable_volume};
+use crate::catalog::{
+    Catalog, CreateOptions, VolumeInfo, check_origin_text, check_size, deletable, new_snapshots, writable_volume,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, VolumeRecord, VolumeState};
+use crate::format::{Record, SnapshotFlags, VolumeState};
 use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
@@ -17,36 +17,6 @@ use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
 
 use super::Pool;
-
-/// Default chunk of a volume, in bytes.
-const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
-
-/// Options of a new volume.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CreateOptions {
-    /// Length in bytes, up to 1 PiB.
-    pub size: u64,
-    /// Chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
-    pub chunk: u64,
-    /// What a first write to a shared chunk does.
-    pub break_policy: BreakPolicy,
-    /// Most bytes that it may have mapped, at most 1 PiB; 0: no limit.
-    pub quota: u64,
-    /// When its scattered pages are gathered by policy.
-    pub gather: GatherPolicy,
-    /// Seconds since 1970.
-    pub now: u64,
-}
-
-impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB), break policy `split`, no quota, and
-    /// gathering off.
-    pub fn new(size: u64, now: u64) -> CreateOptions {
-        let (break_policy, gather) = (BreakPolicy::Split, GatherPolicy::Off);
-        CreateOptions { size, chunk: DEFAULT_CHUNK_BYTES, break_policy, quota: 0, gather, now }
-    }
-}
 
 fn only_one(mut made: Vec<VolumeInfo>) -> VolumeInfo {
     made.pop().expect("as many as were asked for")
@@ -87,30 +57,14 @@ impl<D: Device> Pool<D> {
         now: u64,
     ) -> Result<Vec<VolumeInfo>> {
         let mut origins = Vec::new();
-        let new_snapshots = |meta: &mut Catalog| {
+        let publish = |meta: &mut Catalog| {
             origins.clear();
-            let mut of = Vec::new();
-            for &(source, name) in sources {
-                let volume = meta.directory.find(source)?;
-                let id = match volume.record.state {
-                    VolumeState::Origin => volume.record.id,
-                    _ => writable_volume(volume, source)?,
-                };
-                if volume.record.state == VolumeState::Origin {
-                    refuse_during_rollback(meta, id)?;
-                    origins.push(self.origins.attached_with(&volume.record)?);
-                } else if flags.independent {
-                    let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
-                    return Err(Error::new(ErrorKind::Invalid, why));
-                } else if flags.writable {
-                    let why = format!("a snapshot of {source:?} cannot be writable, only an origin's; clone it");
-                    return Err(Error::new(ErrorKind::Invalid, why));
+            let of = new_snapshots(meta, sources, flags)?;
+            for &(source, ..) in &of {
+                let record = &meta.directory.get(source).expect("found just now").record;
+                if record.state == VolumeState::Origin {
+                    origins.push(self.origins.attached_with(record)?);
                 }
-                meta.directory.check_new(id, name)?;
-                if of.iter().any(|(v, _, n)| *v == id && n == name) {
-                    return Err(Error::new(ErrorKind::Exists, format!("{source}@{name} is named twice")));
-                }
-                of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
             of.iter().for_each(|&(source, ..)| commit::record_time(&self.store, meta, source));
@@ -123,7 +77,7 @@ impl<D: Device> Pool<D> {
             }
             Ok(ids)
         };
-        let ids = retry_after_checkpoint(&self.store, new_snapshots).await?;
+        let ids = retry_after_checkpoint(&self.store, publish).await?;
         // Planned writes in place end first; newer writes break already.
         correct!(self.store.generations.barrier().await, Bug::SnapshotIgnoresWriters => ());
         // The contents of an origin become those of the snapshot: make them durable.
@@ -328,38 +282,4 @@ impl<D: Device> Pool<D> {
         // It has grown even if a full host blocks the checkpoint.
         self.store.clone().checkpoint().await.or_else(ignore_no_space)
     }
-}
-
-/// The volumes and snapshots of these names, snapshots first; refuses if something else needs one of them.
-fn deletable(meta: &Catalog, names: &[&str]) -> Result<Vec<VolumeId>> {
-    let (mut ids, mut named) = (Vec::new(), BTreeSet::new());
-    for &name in names {
-        let record = &meta.directory.find(name)?.record;
-        if record.state == VolumeState::Origin {
-            let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
-            return Err(Error::new(ErrorKind::Invalid, why));
-        }
-        if named.insert(record.id) {
-            ids.push(record.id);
-        }
-    }
-    for &id in &ids {
-        let left = meta.directory.snapshots_of(id).into_iter().find(|s| !named.contains(s));
-        if let Some(left) = left.and_then(|s| meta.directory.get(s)) {
-            let snapshot = meta.directory.full_name(&left.record);
-            let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
-            return Err(Error::new(ErrorKind::Busy, why));
-        }
-    }
-    let records = || meta.directory.iter().map(|volume| &volume.record);
-    let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
-    let rolling =
-        |record: &VolumeRecord| record.origin_record.as_ref().map_or(NO_VOLUME, |protects| protects.rollback_to);
-    let holds = |record: &VolumeRecord| [record.base, rolling(record)];
-    if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
-        meta.directory.refuse_with_clones(id)?;
-    }
-    // A record must never name the snapshot of a deleted volume.
-    ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
-    Ok(ids)
 }

@@ -10,6 +10,7 @@ pub mod commit;
 pub mod events;
 mod heartbeat;
 mod host_enospc;
+mod info;
 pub mod load;
 pub mod open;
 mod options;
@@ -38,6 +39,9 @@ use crate::types::{PageAddr, VolumeId};
 pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
 pub use host_enospc::HostShortage;
+pub use info::{
+    CopierInfo, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, is_low, mode, pool_info, recorded, volume_copying,
+};
 pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
 pub use options::{LowWater, OpenOptions, Recovery, WhenFull};

@@ -1,9 +1,10 @@
 //! Reading: mapped pages from the device, zeroes elsewhere.
 
-use crate::catalog::Failure;
+use crate::catalog::{Catalog, Failure};
 use crate::device::{Buf, Device, Segments, add_segment};
 use crate::error::{Error, Result};
 use crate::map::{Stop, lookup};
+use crate::store::Retry;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
@@ -77,35 +78,42 @@ impl<D: Device> Volume<D> {
         (result.map(|()| Vec::new()), buf)
     }
 
+    /// Where the bytes of a range lie.
+    fn plan_read(&self, meta: &mut Catalog, offset: u64, len: u64) -> std::result::Result<ReadPlan, Failure> {
+        let record = meta.directory.of_handle(self.id);
+        let (mut at, end) = (offset, offset + len);
+        let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
+        while at < end {
+            let page = VirtualPage(at / PAGE_SIZE as u64);
+            let pages = (end.div_ceil(PAGE_SIZE as u64)) - page.0;
+            let run = lookup(&mut meta.tables, record, page, pages).map_err(|m| Failure::Stop(Stop::Table(m)))?;
+            let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
+            let (place, part) = ((at - offset) as usize, (stop - at) as usize);
+            match run.data {
+                None => match plan.holes.last_mut() {
+                    Some((at, before)) if *at + *before == place => *before += part,
+                    _ => plan.holes.push((place, part)),
+                },
+                Some((addr, _)) => add_segment(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, part),
+            }
+            at = stop;
+        }
+        Ok(plan)
+    }
+
     /// Like [`read_mapped`](Self::read_mapped) for a volume without backing.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.store.generations.enter();
-        let planned = self.store.retry_no_alloc(|meta| {
-            let record = meta.directory.of_handle(self.id);
-            let (mut at, end) = (offset, offset + buf.len() as u64);
-            let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
-            while at < end {
-                let page = VirtualPage(at / PAGE_SIZE as u64);
-                let pages = (end.div_ceil(PAGE_SIZE as u64)) - page.0;
-                let run = lookup(&mut meta.tables, record, page, pages).map_err(|m| Failure::Stop(Stop::Table(m)))?;
-                let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
-                let (place, len) = ((at - offset) as usize, (stop - at) as usize);
-                match run.data {
-                    None => match plan.holes.last_mut() {
-                        Some((at, before)) if *at + *before == place => *before += len,
-                        _ => plan.holes.push((place, len)),
-                    },
-                    Some((addr, _)) => {
-                        add_segment(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len)
-                    }
-                }
-                at = stop;
+        let mut retry = Retry::new(&self.store);
+        let planned = loop {
+            let planned = self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64);
+            if let Some(ended) = retry.after(planned).await {
+                break ended;
             }
-            Ok(plan)
-        });
-        let ReadPlan { segments, holes } = match planned.await {
+        };
+        let ReadPlan { segments, holes } = match planned {
             Ok(plan) => plan,
-            Err(e) => return (Err(e), buf),
+            Err(e) => return (Err(e.into()), buf),
         };
         if segments.is_empty() {
             return (Ok(holes), buf);

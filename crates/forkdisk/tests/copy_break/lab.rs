@@ -5,10 +5,11 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::device::{
-    Buf, DelayingDevice, FailingDevice, MemoryDevice, Recording, RecordingDevice, Request, RequestKind,
-};
+use forkdisk::device::Buf;
 use forkdisk::testing::Inline;
+use forkdisk::testing::{
+    DelayingDevice, FailingDevice, MemoryDevice, Recording, RecordingDevice, Request, RequestKind,
+};
 use forkdisk::{BreakPolicy, CreateOptions, FormatOptions, OpenOptions, Pool, Result, Runtime, Volume};
 
 pub const KIB: u64 = 1 << 10;

@@ -5,7 +5,7 @@
 mod lab;
 mod table;
 
-use forkdisk::device::RequestKind;
+use forkdisk::testing::RequestKind;
 use forkdisk::{BreakPolicy, CopierSettings, ErrorKind, Throttle};
 use lab::{KIB, Lab, MIB, places};
 

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use forkdisk::device::RequestKind::{Flush, Read, WriteData};
-use forkdisk::device::{DeviceModel, Recording, Request};
+use forkdisk::testing::RequestKind::{Flush, Read, WriteData};
+use forkdisk::testing::{DeviceModel, Recording, Request};
 use forkdisk::{BreakPolicy, CopierSettings};
 
 use crate::lab::{KIB, Lab, MIB};

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice, Segment};
+use forkdisk::device::{Buf, Segment};
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{CreateOptions, Device, OpenOptions, OriginPlace, Pool};
 
 const PAGE: usize = 4096;

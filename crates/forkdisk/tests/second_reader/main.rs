@@ -6,8 +6,9 @@ mod reader;
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice, Segment};
+use forkdisk::device::{Buf, Segment};
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{BreakPolicy, Changes, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
 
 use reader::PAGE;

@@ -7,8 +7,9 @@ use std::future::Future;
 use std::io;
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segment, Segments};
+use forkdisk::device::{Buf, IoResult, Segment, Segments};
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{Device, FormatOptions, OpenOptions, Pool, VolatileLog, VolatileMemory};
 
 const PAGE: usize = 4096;

@@ -5,7 +5,7 @@ mod lab;
 
 use std::collections::BTreeMap;
 
-use forkdisk::device::MemoryDevice;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{
     BreakPolicy, Changes, CreateOptions, Device, ErrorKind, GatherPolicy, MIN_VOLATILE_BYTES, OriginFull, OriginPlace,
     Pool, ProtectOptions,

@@ -9,7 +9,8 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, FailingDevice, IoResult, MemoryDevice, RequestKind, Segments};
+use forkdisk::device::{Buf, IoResult, Segments};
+use forkdisk::testing::{FailingDevice, MemoryDevice, RequestKind};
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 use forkdisk::testing::Inline;

@@ -6,7 +6,8 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::device::{Buf, IoResult, Segments};
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{
     Device, ErrorKind, FormatOptions, OpenOptions, OriginFull, OriginPlace, PAGE_SIZE, Pool, ProtectOptions, Runtime,
     SnapshotFlags,

@@ -6,8 +6,9 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::device::{Buf, IoResult, Segments};
 use forkdisk::testing::Inline;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{
     CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, PAGE_SIZE, Pool, Result, Runtime, Volume,
 };

@@ -3,9 +3,8 @@
 use std::future::Future;
 use std::rc::Rc;
 
-use forkdisk::device::{
-    Buf, IoResult, MemoryDevice, Recording, RecordingDevice, RequestKind, Segments, zeroes_are_data,
-};
+use forkdisk::device::{Buf, IoResult, Segments};
+use forkdisk::testing::{MemoryDevice, Recording, RecordingDevice, RequestKind, zeroes_are_data};
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, DiffClass, FormatOptions, OpenOptions, PAGE_SIZE, Pool, Volume};
 
 use crate::lab::Lab;

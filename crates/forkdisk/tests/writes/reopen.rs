@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::future::{Future, pending};
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segment, Segments};
+use forkdisk::device::{Buf, IoResult, Segment, Segments};
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, ErrorKind, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 use forkdisk::testing::Inline;

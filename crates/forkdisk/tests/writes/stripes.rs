@@ -7,7 +7,8 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::device::{self, Buf, IoResult, MemoryDevice, Segment, Segments, StripedDevice};
+use forkdisk::device::{self, Buf, IoResult, Segment, Segments, StripedDevice};
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, Runtime, WriteFlags};
 
 use forkdisk::testing::Inline;

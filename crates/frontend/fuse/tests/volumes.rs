@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::MemoryDevice;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{Buf, FormatOptions, GatherPolicy, OpenOptions, Pool};
 use forkdisk_fuse::codec::{Entry, Header, Operation, Reply, SetAttr};
 use forkdisk_fuse::{Handler, Volumes, VolumesOptions};

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{RecordingDevice, RequestKind, zeroes_are_data};
+use forkdisk::testing::{RecordingDevice, RequestKind, zeroes_are_data};
 use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, Pool};
 use forkdisk_sim::disk::{Config, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;

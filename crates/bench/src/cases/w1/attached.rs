@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use forkdisk::device::Recording;
+use forkdisk::testing::Recording;
 
 use super::super::w5::bed::Bed;
 use super::super::w5::rounds::Place as _;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::{Recording, RequestKind};
+use forkdisk::testing::{Recording, RequestKind};
 
 use crate::model::{Label, Trace};
 use crate::peers::{LATENCY, Lab, Measured};

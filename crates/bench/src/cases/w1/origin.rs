@@ -2,7 +2,7 @@
 //! the same chunk, and `dd` on the origin itself with its pool on the same disk and on a second one.
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::{DeviceModel, RequestKind};
+use forkdisk::testing::{DeviceModel, RequestKind};
 use forkdisk_uring::{Config, block_on};
 
 use crate::load::{Job, sequential};

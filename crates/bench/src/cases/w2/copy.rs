@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use forkdisk::device::{DelayingDevice, DeviceModel, Recording, RequestKind};
+use forkdisk::testing::{DelayingDevice, DeviceModel, Recording, RequestKind};
 use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, FormatOptions, OpenOptions, Pool};
 use forkdisk_uring::{Config, Rt, block_on};
 

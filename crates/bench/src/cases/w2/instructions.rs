@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use forkdisk::device::MemoryDevice;
+use forkdisk::testing::MemoryDevice;
 use forkdisk::{CreateOptions, FormatOptions, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory};
 use forkdisk_uring::{Config, block_on};
 

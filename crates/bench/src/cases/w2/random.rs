@@ -2,7 +2,7 @@
 //! with nothing shared, all bytes written per client byte, and space.
 
 use anyhow::Result;
-use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::testing::{Recording, Request, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, Rt, block_on};
 

@@ -2,7 +2,7 @@
 //! time with more.
 
 use anyhow::Result;
-use forkdisk::device::RequestKind;
+use forkdisk::testing::RequestKind;
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, block_on};
 
@@ -42,7 +42,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn measure(span: u64, count: u64, depth: usize, snapshots: usize) -> Result<(forkdisk::device::Recording, f64)> {
+fn measure(span: u64, count: u64, depth: usize, snapshots: usize) -> Result<(forkdisk::testing::Recording, f64)> {
     block_on(Config::default(), |rt| async move {
         let bed = Bed::new(&rt, 4 * span, CreateOptions::new(span, 0), OpenOptions::default()).await?;
         bed.fill(span).await?;

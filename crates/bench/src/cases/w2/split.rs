@@ -2,7 +2,7 @@
 //! of the same `dd` on the same volume with nothing shared.
 
 use anyhow::Result;
-use forkdisk::device::{Recording, RequestKind};
+use forkdisk::testing::{Recording, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, block_on};
 

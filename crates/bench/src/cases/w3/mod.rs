@@ -5,7 +5,7 @@ pub mod raid5;
 pub mod thin;
 
 use anyhow::Result;
-use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::testing::{Recording, Request, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
 use forkdisk_uring::{Config, block_on};
 

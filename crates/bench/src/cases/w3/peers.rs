@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::{DeviceModel, Recording, RequestKind};
+use forkdisk::testing::{DeviceModel, Recording, RequestKind};
 
 use crate::model::{Label, Trace};
 use crate::peers::{LATENCY, Lab, Measured};
@@ -145,7 +145,7 @@ fn rows_read(disks: &[Recording]) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use forkdisk::device::Request;
+    use forkdisk::testing::Request;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //! ÷ theirs, and the array's reads.
 
 use anyhow::Result;
-use forkdisk::device::{DeviceModel, Recording};
+use forkdisk::testing::{DeviceModel, Recording};
 
 use crate::model::Label;
 use crate::raid5::ARRAY;

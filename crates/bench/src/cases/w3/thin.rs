@@ -1,7 +1,7 @@
 //! First writes in order on one device: time of the raw requests ÷ theirs, and their order.
 
 use anyhow::Result;
-use forkdisk::device::{Recording, RequestKind};
+use forkdisk::testing::{Recording, RequestKind};
 
 use crate::model::{Label, Trace};
 use crate::rows::Row;

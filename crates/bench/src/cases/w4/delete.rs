@@ -3,7 +3,7 @@
 //! kept chunks, per chunk.
 
 use anyhow::Result;
-use forkdisk::device::{Recording, RequestKind};
+use forkdisk::testing::{Recording, RequestKind};
 use forkdisk_uring::{Config, block_on};
 
 use crate::load::{Job, random};

@@ -2,7 +2,7 @@
 //! copy, and independent ones, each of which gets a copy.
 
 use anyhow::Result;
-use forkdisk::device::DeviceModel;
+use forkdisk::testing::DeviceModel;
 use forkdisk_uring::{Config, block_on};
 
 use crate::clock::Stopwatch;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::RequestKind;
+use forkdisk::testing::RequestKind;
 
 use crate::model::{Label, Trace};
 use crate::peers::Measured;

@@ -2,7 +2,7 @@
 //! the origin is overwritten piece by piece, so that the contents of snapshot 1 are kept all over the chain.
 
 use anyhow::Result;
-use forkdisk::device::{DeviceModel, RequestKind};
+use forkdisk::testing::{DeviceModel, RequestKind};
 use forkdisk_uring::{Config, block_on};
 
 use crate::clock::Stopwatch;

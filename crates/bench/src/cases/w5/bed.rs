@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use forkdisk::device::{Recording, RecordingDevice};
+use forkdisk::testing::{Recording, RecordingDevice};
 use forkdisk::{FormatOptions, GatherPolicy, OpenOptions, Pool};
 use forkdisk_fuse::{MountOptions, Session, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, Watched, block_on};

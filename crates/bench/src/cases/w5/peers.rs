@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
-use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::testing::{Recording, Request, RequestKind};
 
 use super::figures::{self, CONSTANT};
 use super::label;

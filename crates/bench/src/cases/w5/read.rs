@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use forkdisk::GatherPolicy;
-use forkdisk::device::Recording;
+use forkdisk::testing::Recording;
 
 use super::modes::Mode;
 use super::rounds::{Place, Plan, Round, run_looking};

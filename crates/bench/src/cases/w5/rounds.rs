@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use forkdisk::device::Recording;
+use forkdisk::testing::Recording;
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
 use rustix::fs::{Advice, fadvise};

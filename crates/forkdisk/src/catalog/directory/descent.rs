@@ -43,6 +43,25 @@ pub fn ancestor<'a>(directory: &'a Directory, record: &VolumeRecord) -> Option<&
     }
 }
 
+/// Names of the volumes that volume or snapshot `id` descends from: its own (empty if it has none), that of its
+/// source, and so on, at most `most`. Other volumes without a name are left out.
+pub fn line_of(directory: &Directory, id: VolumeId, most: usize) -> Vec<String> {
+    let volume_of = |id: VolumeId| {
+        let record = &directory.get(id)?.record;
+        let volume = if record.state == VolumeState::Snapshot { record.parent } else { id };
+        directory.get(volume)
+    };
+    let (mut line, mut names, mut next) = (Vec::new(), Vec::new(), volume_of(id));
+    while let Some(volume) = next.filter(|v| line.len() < most && !line.contains(&v.record.id)) {
+        line.push(volume.record.id);
+        if names.is_empty() || !volume.record.name.is_empty() {
+            names.push(volume.record.name.to_string());
+        }
+        next = ancestor(directory, &volume.record).and_then(|v| volume_of(v.record.id));
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

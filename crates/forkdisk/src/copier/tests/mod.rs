@@ -16,13 +16,11 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use crate::device::{
-    Buf, Device, FailingDevice, IoResult, MemoryDevice, Recording, RecordingDevice, Request, RequestKind, Segment,
-    Segments,
-};
+use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::format::{CopierSettings, Throttle};
 use crate::runtime::{LocalFuture, Runtime};
 use crate::testing::Inline;
+use crate::testing::{FailingDevice, MemoryDevice, Recording, RecordingDevice, Request, RequestKind};
 
 use super::{Client, Copier, CopyClass, CopySource, Job, JobGroup, JobHandle, Piece, Place};
 

@@ -10,7 +10,7 @@ use std::io;
 use std::rc::Rc;
 
 use super::memory::is_zero;
-use super::{Buf, Device, IoResult, Segments};
+use crate::device::{Buf, Device, IoResult, Segments};
 
 /// How many requests back a neighbour is searched.
 const MAX_NEIGHBOURS: usize = 256;
@@ -190,8 +190,9 @@ impl<D: Device> Device for RecordingDevice<D> {
 mod tests {
     use smallvec::smallvec;
 
-    use super::super::{MemoryDevice, Segment};
+    use super::super::MemoryDevice;
     use super::*;
+    use crate::device::Segment;
 
     fn device() -> RecordingDevice<MemoryDevice> {
         RecordingDevice::new(MemoryDevice::new(1 << 30), zeroes_are_data)

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Buf, Device, IoResult, Segments};
+use crate::device::{Buf, Device, IoResult, Segments};
 use crate::runtime::Runtime;
 
 /// A device with additional latency. Requests reach the device below at once and in order; only their ends
@@ -88,9 +88,10 @@ mod tests {
 
     use smallvec::smallvec;
 
-    use super::super::testing::run;
-    use super::super::{MemoryDevice, Segment};
+    use super::super::MemoryDevice;
+    use super::super::run;
     use super::*;
+    use crate::device::Segment;
     use crate::runtime::LocalFuture;
 
     /// A clock that is set by hand.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use rustc_hash::FxHashMap;
 
-use super::{Buf, Device, IoResult, Segment, Segments};
+use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::types::PAGE_SIZE;
 
 type Page = Box<[u8; PAGE_SIZE]>;
@@ -188,7 +188,7 @@ impl Device for MemoryDevice {
 mod tests {
     use smallvec::smallvec;
 
-    use super::super::testing::run;
+    use super::super::run;
     use super::*;
 
     fn segment(offset: u64, len: usize) -> Segments {

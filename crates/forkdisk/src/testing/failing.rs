@@ -6,7 +6,7 @@ use std::io;
 use std::rc::Rc;
 
 use super::recording::{Request, RequestKind};
-use super::{Buf, Device, IoResult, Segments};
+use crate::device::{Buf, Device, IoResult, Segments};
 
 type Verdict = dyn FnMut(&Request) -> Option<io::Error>;
 
@@ -104,9 +104,10 @@ impl<D: Device> Device for FailingDevice<D> {
 mod tests {
     use smallvec::smallvec;
 
-    use super::super::testing::run;
-    use super::super::{MemoryDevice, Segment};
+    use super::super::MemoryDevice;
+    use super::super::run;
     use super::*;
+    use crate::device::Segment;
 
     #[test]
     fn a_request_that_is_refused_reaches_nothing_and_the_next_one_does() {
