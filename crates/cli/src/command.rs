@@ -4,6 +4,7 @@
 use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::Cli;
+use crate::declared;
 use crate::verbs::examples;
 
 /// Heading of the options common to all verbs.
@@ -29,7 +30,7 @@ const ELSEWHERE: [(&[&str], &str); 5] = [
 pub fn command() -> Command {
     Cli::command().mut_args(tune).mut_subcommands(|verb| {
         let shown = examples::of(verb.get_name()).map(|lines| format!("Examples:\n  {}", lines.join("\n  ")));
-        let verb = verb.mut_args(tune);
+        let verb = declared::describe(verb.mut_args(tune));
         match shown {
             Some(shown) => verb.after_help(shown),
             None => verb,

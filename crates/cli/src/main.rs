@@ -9,6 +9,7 @@ mod cli;
 mod command;
 mod config;
 mod daemon;
+mod declared;
 mod freeze;
 mod group;
 mod host;

@@ -15,6 +15,7 @@
 mod bridge;
 mod client;
 mod connection;
+mod declared;
 mod event;
 mod failure;
 mod files;
@@ -35,6 +36,7 @@ mod sparse;
 mod window;
 
 pub use client::Client;
+pub use declared::{Declaration, Field};
 pub use event::Event;
 pub use failure::{Failure, FailureKind};
 pub use message::ErrorCode;

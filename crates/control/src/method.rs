@@ -5,16 +5,16 @@ use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::declared::{Declaration, Declared};
 use crate::reply::{
     Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Usage, VolumeRecord,
 };
-use crate::schema::{Declared, Field};
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
 /// the pool's path; sizes are bytes.
 pub mod params {
     use super::{Deserialize, Serialize};
-    use crate::schema::{Declared, Field};
+    use crate::declared::{Declared, Field};
 
     macro_rules! parameters {
         ($($(#[doc = $about:literal])* $name:ident {
@@ -40,49 +40,52 @@ pub mod params {
     parameters! {
         /// Creates empty volumes, all of them or none.
         Create {
-            /// Their names.
+            /// The new volumes.
             volumes: Vec<String>,
-            /// The size of each.
+            /// Size of each volume in bytes. Space is allocated only where it is written.
             size: u64,
-            /// Bytes that a first write reserves around itself; `null` for the default.
+            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M. Default: 64K.
             #[serde(default)]
             chunk: Option<u64>,
-            /// What a first write to a shared chunk does: `split` or `copy`; `null` for the default.
+            /// What a first write to a shared chunk does: `split` moves only the written pages, `copy` moves the
+            /// whole chunk to a new place in one piece. Default: `split`.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
-            /// Most bytes that each may have mapped; 0 and `null` for no limit.
+            /// Most bytes, exclusive and shared, that each volume may have mapped; a write beyond it fails with
+            /// ENOSPC. Default: 0, no limit.
             #[serde(default)]
             quota: Option<u64>,
-            /// When their scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in
-            /// `20%`; `null` for `auto`.
+            /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
+            /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
+            /// while the fragmentation is above it. Default: `auto`.
             #[serde(default)]
             gather: Option<String>,
         }
-        /// Creates a volume from the image whose descriptor comes with the request.
+        /// Creates a volume from the image whose descriptor comes with the request. With the format `nbd` the
+        /// descriptor is a connection to an NBD server that offers the image.
         Import {
             /// The new volume.
             volume: String,
-            /// Bytes that a first write reserves around itself; `null` for the default.
+            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M. Default: 64K.
             #[serde(default)]
             chunk: Option<u64>,
-            /// Format of the image: `raw`, or the name of a format; `nbd`: the descriptor is a socket
-            /// to an NBD server that offers the image; `null`: recognised by its first bytes.
+            /// Format of the image; `raw` takes the bytes unchanged. Default: the format that the first bytes show.
             #[serde(default)]
             format: Option<String>,
-            /// The size of the volume: a shorter image is followed by zeroes, a longer one is
-            /// refused; `null` for the size of the image.
+            /// Size of the volume in bytes: a shorter image is followed by zeroes, a longer one is an error.
+            /// Default: the size of the image.
             #[serde(default)]
             size: Option<u64>,
             /// Name of the image in messages.
             #[serde(default)]
             source: Option<String>,
-            /// Import an image even if another process has locked it for writing.
+            /// Import an image even if another process has it open for writing: the volume may mix its states.
             #[serde(default)]
             force: bool,
         }
-        /// Writes a volume or snapshot to the file whose descriptor comes with the request.
+        /// Writes a volume or snapshot to the file whose descriptor, open for writing, comes with the request.
         Export {
-            /// The volume or snapshot.
+            /// The volume or snapshot to export.
             object: String,
             /// Name of the file in messages.
             #[serde(default)]
@@ -93,52 +96,54 @@ pub mod params {
         }
         /// Takes snapshots, all at one instant or none.
         Snapshot {
-            /// `volume@snapshot` each.
+            /// The new snapshots, each as `volume@snapshot`.
             snapshots: Vec<String>,
-            /// Keep separate copies instead of sharing the chain's (origins only).
+            /// Keep separate copies of old contents instead of sharing those of other snapshots (origins only).
             #[serde(default)]
             independent: bool,
-            /// They may be deleted when the pool is full.
+            /// The snapshots may be deleted when the pool is full and the origin's policy is `drop-oldest`.
             #[serde(default)]
             droppable: bool,
-            /// They can be written; their changes are visible nowhere else (origins only).
+            /// The snapshots can be written; their changes are visible nowhere else (origins only).
             #[serde(default)]
             writable: bool,
         }
         /// Creates writable clones that share everything with `source`, all of them or none.
         Clone {
-            /// A volume or snapshot.
+            /// The volume or snapshot to clone.
             source: String,
             /// The new volumes.
             volumes: Vec<String>,
         }
         /// Gives a volume the contents of one of its snapshots.
         Rollback {
-            /// `volume@snapshot`.
+            /// The snapshot to go back to, as `volume@snapshot`.
             snapshot: String,
-            /// Disconnect the clients of the volume.
+            /// Disconnect the clients that use the volume: requests in flight end first, and later connections
+            /// see the old contents.
             #[serde(default)]
             force: bool,
         }
-        /// Lists volumes and snapshots by name.
+        /// Lists volumes and snapshots by name. An empty name in `objects` is the whole pool.
         List {
-            /// Volumes, snapshots and folders; an empty name, or none at all, is the whole pool.
+            /// The pool, or folders, volumes and snapshots in it. Default: the pool.
             #[serde(default)]
             objects: Vec<String>,
         }
-        /// Counts the bytes that volumes reference, and those that each holds exclusively.
+        /// Counts the bytes that volumes reference, and those that each holds exclusively. An empty name in
+        /// `objects` is the whole pool.
         Du {
-            /// As in `list`.
+            /// The pool, or folders, volumes and snapshots in it. Default: the pool.
             #[serde(default)]
             objects: Vec<String>,
         }
         /// Compares two volumes or snapshots; the result comes in parts.
         Diff {
-            /// The older side.
+            /// The older volume or snapshot.
             left: String,
-            /// The newer side.
+            /// The newer volume or snapshot.
             right: String,
-            /// Start of this part: 0, or `next` of the previous part.
+            /// Offset in bytes where this part begins: 0, or `next` of the previous part. Default: 0.
             #[serde(default)]
             from: u64,
         }
@@ -146,54 +151,58 @@ pub mod params {
         Map {
             /// The volume or snapshot.
             object: String,
-            /// Start of this part: 0, or `next` of the previous part.
+            /// Offset in bytes where this part begins: 0, or `next` of the previous part. Default: 0.
             #[serde(default)]
             from: u64,
         }
         /// Renames a volume or snapshot.
         Rename {
-            /// Current name.
+            /// The volume or snapshot to rename.
             from: String,
-            /// New name.
+            /// Its new name, in the same pool.
             to: String,
         }
-        /// Changes the length of a volume.
+        /// Changes the size of a volume.
         Resize {
             /// The volume.
             volume: String,
-            /// New length.
+            /// New size in bytes. Added bytes read as zeroes.
             size: u64,
-            /// Allow a smaller length: data beyond it is lost.
+            /// Allow a smaller size: data beyond it is lost.
             #[serde(default)]
             allow_shrink: bool,
-            /// Shrink a volume even if it is in use.
+            /// Shrink the volume even if clients use it: their requests beyond its end fail.
             #[serde(default)]
             force: bool,
         }
-        /// Changes properties of a volume.
+        /// Changes properties of a volume, all of them or none. A property that is absent or `null` is unchanged.
         Set {
             /// The volume.
             volume: String,
-            /// Bytes that a first write reserves around itself; `null` leaves it unchanged.
+            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M.
             #[serde(default)]
             chunk: Option<u64>,
-            /// What a first write to a shared chunk does: `split` or `copy`; `null` leaves it unchanged.
+            /// What a first write to a shared chunk does: `split` moves only the written pages, `copy` moves the
+            /// whole chunk to a new place in one piece.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
-            /// Most bytes it may have mapped; 0 for no limit, `null` leaves it unchanged.
+            /// Most bytes, exclusive and shared, that the volume may have mapped; a write beyond it fails with
+            /// ENOSPC. 0: no limit.
             #[serde(default)]
             quota: Option<u64>,
-            /// When its scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in
-            /// `20%`; `null` leaves it unchanged.
+            /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
+            /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
+            /// while the fragmentation is above it.
             #[serde(default)]
             gather: Option<String>,
-            /// For an origin: most bytes copied ahead of a sequential writer; `null` leaves it unchanged.
+            /// Most bytes copied ahead of a sequential writer; 0 for none (origins only).
             #[serde(default)]
             copy_ahead: Option<u64>,
-            /// For an origin: `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` leaves it unchanged.
+            /// What a write does if there is no space for the old contents (origins only): `wait`,
+            /// `wait:SECONDS`, `error`, or `drop-oldest`, which deletes the oldest droppable snapshot.
             #[serde(default)]
             when_full: Option<String>,
-            /// For an origin that could not be opened: the new path of its device; `null` leaves it unchanged.
+            /// New path of the device of an origin that could not be opened.
             #[serde(default)]
             path: Option<String>,
         }
@@ -203,13 +212,14 @@ pub mod params {
             volume: String,
             /// Absolute path of the device or file.
             path: String,
-            /// The unit in which old contents are kept; `null` for the default.
+            /// Bytes of the unit in which old contents are kept: a power of two from 4K to 1M. Default: 64K.
             #[serde(default)]
             chunk: Option<u64>,
-            /// Most bytes copied ahead of a sequential writer; `null` for the default.
+            /// Most bytes copied ahead of a sequential writer; 0 for none. Default: 8M.
             #[serde(default)]
             copy_ahead: Option<u64>,
-            /// `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` for the default.
+            /// What a write does if there is no space for the old contents: `wait`, `wait:SECONDS`, `error`, or
+            /// `drop-oldest`, which deletes the oldest droppable snapshot. Default: `wait`.
             #[serde(default)]
             when_full: Option<String>,
         }
@@ -220,11 +230,12 @@ pub mod params {
             /// Also delete its snapshots.
             #[serde(default)]
             recursive: bool,
-            /// Change nothing.
+            /// Change nothing, only report what would be deleted.
             #[serde(default)]
             dry_run: bool,
         }
-        /// Gathers the scattered pages of a volume or snapshot, as far as that unshares nothing.
+        /// Gathers the scattered pages of a volume or snapshot, as far as that unshares nothing. Fails with `busy`
+        /// while another request gathers it.
         Defrag {
             /// The volume or snapshot.
             object: String,
@@ -234,48 +245,49 @@ pub mod params {
             /// The clone.
             volume: String,
         }
-        /// Shows the settings and figures of the pool's copier or of one volume, after changing those that are given.
+        /// Shows the settings and figures of the pool's copier or of one volume, after changing those that are
+        /// given. A setting that is absent or `null` is unchanged.
         Copier {
-            /// The volume; `null` for the pool.
+            /// One volume of the pool: its throttle and figures. Default: those of the pool.
             #[serde(default)]
             volume: Option<String>,
-            /// Most bytes copied by one pair of requests; as in all fields below, `null` leaves it
-            /// unchanged. Pool only.
+            /// Most bytes copied by one pair of requests, from 64K to 1M (pool only).
             #[serde(default)]
             subjob_size: Option<u32>,
-            /// Most sub-jobs of one job in flight. Pool only.
+            /// Most sub-jobs of one job in flight, from 1 to 64 (pool only).
             #[serde(default)]
             split_count: Option<u32>,
-            /// Bytes of buffers. Pool only.
+            /// Bytes of buffers, from five sub-jobs to 1G (pool only).
             #[serde(default)]
             buffers: Option<u64>,
-            /// Whether the host's file system is asked to clone copied ranges. Pool only.
+            /// Whether the host's file system clones ranges instead of reading and writing them: on XFS and btrfs,
+            /// with the pool in a file; elsewhere it has no effect (pool only).
             #[serde(default)]
             offload: Option<bool>,
-            /// Percent of the time in which copies may be in flight; 100 for no limit.
+            /// Percentage of the time in which copies may be in flight, from 1 to 100. 100: no limit.
             #[serde(default)]
             percent: Option<u8>,
-            /// Bytes copied per second; 0 for no limit.
+            /// Most bytes copied per second. 0: no limit.
             #[serde(default)]
             bytes_per_second: Option<u64>,
         }
         /// Deletes volumes and snapshots, all of them or none.
         Delete {
-            /// Volumes, snapshots, and with `recursive` folders.
+            /// The volumes and snapshots to delete; with `recursive` also folders.
             objects: Vec<String>,
             /// Also delete all snapshots of a volume, and all volumes of a folder.
             #[serde(default)]
             recursive: bool,
-            /// Delete nothing.
+            /// Delete nothing, only report what would be deleted.
             #[serde(default)]
             dry_run: bool,
-            /// Count the bytes that this frees.
+            /// Report what is deleted and the bytes that this frees.
             #[serde(default)]
             count: bool,
         }
         /// Makes the pool larger.
         Grow {
-            /// Its new size.
+            /// New size in bytes. A pool file is extended.
             size: u64,
         }
         /// Recounts all references and compares them with the stored counts.
@@ -289,20 +301,21 @@ pub mod params {
         /// Mounts the pool as a folder of files: the descriptor that comes with the request is a
         /// connection to the kernel's FUSE driver, which the caller has mounted.
         Mount {
-            /// Where it is mounted: an absolute path without links.
+            /// The mount point: an absolute path without links.
             dir: String,
-            /// Owner of files whose owner was never set.
+            /// Owner of files that have none, as a user number.
             uid: u32,
-            /// Their group.
+            /// Group of files that have none, as a group number.
             gid: u32,
-            /// When scattered pages of files created there are gathered, as in `create`; `null` for `auto`.
+            /// When scattered pages of files created there are gathered, as in `create`. Default: `auto`.
             #[serde(default)]
             gather: Option<String>,
-            /// Whether `.snapshots` is listed in the root.
+            /// List `.snapshots` in the root.
             #[serde(default)]
             show_snapshots: bool,
         }
-        /// Attaches a volume or snapshot as a block device through the kernel's ublk driver.
+        /// Attaches a volume or snapshot as a block device through the kernel's ublk driver. Fails with
+        /// `unsupported` if the kernel does not have that driver.
         Attach {
             /// The volume or snapshot.
             object: String,
@@ -315,9 +328,9 @@ pub mod params {
             /// Path of the device.
             device: String,
         }
-        /// Ends the daemon; answered when the pool is closed. Refused while NBD clients are connected.
+        /// Ends the daemon; answered when the pool is closed. Fails with `busy` while NBD clients are connected.
         Stop {
-            /// Stop even if clients are connected; they are disconnected when their requests in flight were answered.
+            /// Disconnect clients, after their requests in flight have been answered.
             #[serde(default)]
             force: bool,
         }
@@ -364,9 +377,12 @@ macro_rules! methods {
                 match self { $(Request::$params(_) => $name),* }
             }
 
-            /// Every method: its name, what it does, and its parameters.
-            pub(crate) const DECLARED: &'static [(&'static str, &'static str, &'static [Field])] =
-                &[$(($name, <params::$params as Declared>::ABOUT, <params::$params as Declared>::FIELDS)),*];
+            /// The declaration of every method.
+            pub const DECLARED: &'static [Declaration] = &[$(Declaration {
+                method: $name,
+                about: <params::$params as Declared>::ABOUT,
+                fields: <params::$params as Declared>::FIELDS,
+            }),*];
 
             /// Returns the parameters as JSON.
             pub(crate) fn params(&self) -> serde_json::Result<Value> {

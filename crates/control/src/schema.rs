@@ -1,76 +1,46 @@
 //! The parameters of all methods as a JSON Schema, from their declaration in `method`.
 //!
-//! `docs/control.schema.json` is this schema; a test keeps both equal, and compares the table of methods in
-//! `docs/control.md` with the declaration.
+//! `docs/control.schema.json` is this schema, and the tables of methods and parameters in `docs/control.md` are made
+//! from the declaration, too; tests keep them equal.
 
 use serde_json::{Map, Value, json};
 
+use crate::declared::Field;
 use crate::method::Request;
 
-/// What a struct of parameters declares.
-pub trait Declared {
-    /// What the method does.
-    const ABOUT: &'static str;
-    /// Its parameters.
-    const FIELDS: &'static [Field];
+/// Returns the name of the type of a parameter in JSON, and whether `null` is allowed.
+fn json_type(field: &Field) -> (&'static str, bool) {
+    let inner = field.kind.strip_prefix("Option<").and_then(|kind| kind.strip_suffix('>'));
+    let name = match inner.unwrap_or(field.kind) {
+        "String" => "string",
+        "bool" => "boolean",
+        "Vec<String>" => "array",
+        _ => "integer",
+    };
+    (name, inner.is_some())
 }
 
-/// One parameter as it is declared.
-#[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// Name of the field.
-    pub name: &'static str,
-    /// Its type.
-    pub kind: &'static str,
-    /// Contents of its `serde` attribute.
-    pub serde: &'static str,
-    /// Its documentation.
-    pub doc: &'static str,
-}
-
-impl Field {
-    /// Returns its name in requests.
-    fn key(&self) -> &'static str {
-        let renamed = self.serde.split_once("rename = \"").and_then(|(_, rest)| rest.split('"').next());
-        renamed.unwrap_or(self.name)
+fn property(field: &Field) -> Value {
+    let (name, nullable) = json_type(field);
+    let kinds = if nullable { json!([name, "null"]) } else { json!(name) };
+    let mut schema = json!({ "type": kinds, "description": field.text() });
+    match name {
+        "array" => schema["items"] = json!({ "type": "string" }),
+        "integer" => schema["minimum"] = json!(0),
+        _ => {}
     }
-
-    fn is_optional(&self) -> bool {
-        self.serde.split(',').any(|word| word.trim() == "default")
-    }
-
-    fn schema(&self) -> Value {
-        let inner = self.kind.strip_prefix("Option<").and_then(|kind| kind.strip_suffix('>'));
-        let kind = inner.unwrap_or(self.kind);
-        let name = match kind {
-            "String" => "string",
-            "bool" => "boolean",
-            "Vec<String>" => "array",
-            _ => "integer",
-        };
-        let kinds = if inner.is_some() { json!([name, "null"]) } else { json!(name) };
-        let mut schema = json!({ "type": kinds, "description": one_line(self.doc) });
-        match kind {
-            "Vec<String>" => schema["items"] = json!({ "type": "string" }),
-            "u8" | "u32" | "u64" => schema["minimum"] = json!(0),
-            _ => {}
-        }
-        schema
-    }
-}
-
-fn one_line(doc: &str) -> String {
-    doc.split_whitespace().collect::<Vec<_>>().join(" ")
+    schema
 }
 
 /// Returns the JSON Schema of a request: one alternative for each method.
 pub fn schema() -> Value {
-    let methods = Request::DECLARED.iter().map(|(method, about, fields)| {
-        let properties: Map<_, _> = fields.iter().map(|field| (field.key().to_string(), field.schema())).collect();
+    let methods = Request::DECLARED.iter().map(|declared| {
+        let (method, fields) = (declared.method, declared.fields);
+        let properties: Map<_, _> = fields.iter().map(|field| (field.key().to_string(), property(field))).collect();
         let required: Vec<_> = fields.iter().filter(|field| !field.is_optional()).map(Field::key).collect();
         json!({
             "title": method,
-            "description": one_line(about),
+            "description": declared.text(),
             "type": "object",
             "required": ["jsonrpc", "method"],
             "properties": {
@@ -94,50 +64,4 @@ pub fn schema() -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn document(name: &str) -> String {
-        let path = format!("{}/docs/{name}", env!("CARGO_MANIFEST_DIR"));
-        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
-    }
-
-    #[test]
-    fn the_schema_in_the_documents_is_that_of_the_declaration() {
-        let text = serde_json::to_string_pretty(&schema()).unwrap() + "\n";
-        if std::env::var_os("FORKDISK_TEST_BLESS").is_some() {
-            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/control.schema.json"), &text).unwrap();
-        }
-        assert!(document("control.schema.json") == text, "run this test with FORKDISK_TEST_BLESS=1, then look at it");
-    }
-
-    #[test]
-    fn the_table_of_methods_lists_the_declared_parameters() {
-        let text = document("control.md");
-        for (method, _, fields) in Request::DECLARED {
-            let row = text.lines().find(|line| line.starts_with(&format!("| `{method}` | ")));
-            let row = row.unwrap_or_else(|| panic!("docs/control.md has no row for {method}"));
-            let cell = row.split(" | ").nth(1).unwrap();
-            for field in *fields {
-                let (optional, plain) = (format!("[`{}`]", field.key()), format!("`{}`", field.key()));
-                assert_eq!(cell.contains(&optional), field.is_optional(), "{method}: {optional} in: {cell}");
-                assert!(cell.contains(&plain), "{method} lacks {plain}: {cell}");
-            }
-            for named in cell.split("[`").skip(1).filter_map(|rest| rest.split('`').next()) {
-                assert!(fields.iter().any(|field| field.key() == named), "{method} has no parameter {named}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_method_requires_and_its_types_are_in_the_schema() {
-        let all = schema();
-        let create = &all["oneOf"][0]["properties"]["params"];
-        assert_eq!(create["required"], json!(["volumes", "size"]));
-        assert_eq!(create["properties"]["break"]["type"], json!(["string", "null"]));
-        assert_eq!(
-            create["properties"]["size"],
-            json!({"type": "integer", "minimum": 0, "description": "The size of each."})
-        );
-    }
-}
+mod tests;

@@ -24,11 +24,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// served in the background until its last device is detached.
 #[derive(Args)]
 pub struct AttachArgs {
-    /// A volume or snapshot; with --list a pool
-    #[arg(required_unless_present = "list")]
-    address: Option<String>,
+    #[arg(required_unless_present = "list", value_name = "ADDRESS")]
+    object: Option<String>,
 
-    /// List attached volumes and snapshots
+    /// List attached volumes and snapshots; the address may be that of a pool
     #[arg(long, conflicts_with_all = ["by", "read_only"])]
     list: bool,
 
@@ -36,7 +35,6 @@ pub struct AttachArgs {
     #[arg(long, value_enum, value_name = "MEANS")]
     by: Option<Means>,
 
-    /// Make the device read-only, as that of a snapshot always is
     #[arg(long)]
     read_only: bool,
 
@@ -49,7 +47,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     if args.list {
         return list(&args, global);
     }
-    let address = global.object(args.address.as_deref().context("name a volume or snapshot")?)?;
+    let address = global.object(args.object.as_deref().context("name a volume or snapshot")?)?;
     let pool = global.pool(Some(&address.pool))?;
     let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
     ensure!(
@@ -135,7 +133,7 @@ fn daemon_of(global: &Global, pool: &Path) -> Result<Option<Owner>> {
 
 fn list(args: &AttachArgs, global: &Global) -> Result<()> {
     let mut found = attach::list();
-    if let Some(text) = &args.address {
+    if let Some(text) = &args.object {
         let address = global.address(text)?;
         let pool = address.pool.canonicalize().with_context(|| address.pool.display().to_string())?;
         found.retain(|a| a.pool == pool && (address.name.is_empty() || a.object == address.name));

@@ -12,20 +12,18 @@ use crate::session::{Access, call};
 /// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
 pub struct CloneArgs {
-    /// What to clone
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     source: String,
 
-    /// The new volumes
     #[arg(required = true, value_name = "POOL/VOLUME")]
-    targets: Vec<String>,
+    volumes: Vec<String>,
 }
 
 /// Creates all clones, or none.
 pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     let mut addresses = vec![global.object(&args.source)?];
-    for target in &args.targets {
-        addresses.push(global.volume(target)?);
+    for volume in &args.volumes {
+        addresses.push(global.volume(volume)?);
     }
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;

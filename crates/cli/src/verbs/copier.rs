@@ -13,27 +13,33 @@ use crate::size;
 
 /// Show or set how data is copied when shared chunks are broken
 ///
-/// Settings: subjob_size (64K to 1M), split_count (sub-jobs of one job in flight, 1 to 64), buffers (five
-/// sub-jobs to 1G), throttle (a share of the time such as 50%, bytes per second such as 100M/s, or none),
-/// offload (on or off: have the host's file system clone ranges instead of reading and writing them; on
-/// XFS and btrfs, with the pool in a file; elsewhere it has no effect). Settings are stored in the pool
-/// and apply to running copies at once. With --volume: the throttle and the figures of one volume.
+/// Settings are stored in the pool and apply to running copies at once.
 #[derive(Args)]
 pub struct CopierArgs {
     /// The pool
     pool: Option<PathBuf>,
 
     /// Change a setting
+    ///
+    /// throttle: the share of the time in which copies may be in flight, such as 50%; the most bytes copied per
+    /// second, such as 100M/s; or none.
     #[arg(long, value_name = "SETTING=VALUE", num_args = 1.., value_parser = parse_setting)]
     set: Vec<Setting>,
 
-    /// One volume of the pool
     #[arg(long, value_name = "NAME")]
     volume: Option<String>,
 
     #[command(flatten)]
     table: TableArgs,
 }
+
+/// Settings that are described by the parameters of the method.
+pub const SETTINGS: [(&str, &str); 4] = [
+    ("subjob_size", "subjob_size"),
+    ("split_count", "split_count"),
+    ("buffers", "buffers"),
+    ("offload=on|off", "offload"),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {

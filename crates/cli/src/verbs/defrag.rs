@@ -17,14 +17,13 @@ use crate::size::human;
 /// limit the load (`forkdisk copier`). The property `gather` does the same in the background (`forkdisk set`).
 #[derive(Args)]
 pub struct DefragArgs {
-    /// The volume or snapshot
     #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    object: String,
 }
 
 /// Gathers and prints the result.
 pub fn run(args: DefragArgs, global: &Global) -> Result<()> {
-    let address = global.object(&args.address)?;
+    let address = global.object(&args.object)?;
     let done = call(global, &address.pool, Access::Write, params::Defrag { object: address.name })?;
     if global.output.json() {
         return print_json(&done);

@@ -13,30 +13,26 @@ use crate::size::human;
 /// Delete volumes and snapshots, all of them or none
 #[derive(Args)]
 pub struct DeleteArgs {
-    /// What to delete
     #[arg(required = true, value_name = "POOL/VOLUME[@SNAPSHOT]")]
-    addresses: Vec<String>,
+    objects: Vec<String>,
 
-    /// Also delete all snapshots of a volume, and all volumes of a folder
     #[arg(short, long)]
     recursive: bool,
 
-    /// Delete nothing, list everything that would be deleted and the space it would free
     #[arg(short = 'n', long)]
     dry_run: bool,
 
-    /// List everything that is deleted and the space it frees
-    #[arg(short, long)]
-    verbose: bool,
+    #[arg(short = 'v', long = "verbose")]
+    count: bool,
 }
 
 /// Deletes, and waits until the space is free.
 pub fn run(args: DeleteArgs, global: &Global) -> Result<()> {
-    let addresses = args.addresses.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?;
+    let addresses = args.objects.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
     let DeleteArgs { recursive, dry_run, .. } = args;
     let access = if dry_run { Access::Read } else { Access::Write };
-    let count = dry_run || args.verbose || global.output.json();
+    let count = dry_run || args.count || global.output.json();
     let deletion =
         call(global, &pool, access, params::Delete { objects: names(addresses), recursive, dry_run, count })?;
     if let Some(why) = &deletion.waits {

@@ -12,14 +12,13 @@ use crate::session::{Access, with_pool};
 
 /// Show which parts of two volumes or snapshots differ
 ///
-/// Classes: different (both have data), left_only (the right one has none), right_only.
+/// Without RIGHT, LEFT is a snapshot and is compared with its volume. Classes: different (both have data),
+/// left_only (the right one has none), right_only.
 #[derive(Args)]
 pub struct DiffArgs {
-    /// The older side
     #[arg(value_name = "LEFT")]
     left: String,
 
-    /// The newer side [default: the volume of which LEFT is a snapshot]
     #[arg(value_name = "RIGHT")]
     right: Option<String>,
 

@@ -13,9 +13,8 @@ use crate::size::human;
 /// Show the bytes that volumes reference and hold exclusively, and what deleting them would free
 #[derive(Args)]
 pub struct DuArgs {
-    /// A pool, or folders, volumes and snapshots in it
     #[arg(value_name = "ADDRESS")]
-    addresses: Vec<String>,
+    objects: Vec<String>,
 
     #[command(flatten)]
     table: TableArgs,
@@ -23,7 +22,7 @@ pub struct DuArgs {
 
 /// Counts exactly, as a dry run of deleting does.
 pub fn run(args: DuArgs, global: &Global) -> Result<()> {
-    let addresses = global.addresses(&args.addresses)?;
+    let addresses = global.addresses(&args.objects)?;
     let pool = same_pool(&addresses)?;
     let usage = call(global, &pool, Access::Read, params::Du { objects: names(addresses) })?;
     if global.output.json() {

@@ -25,15 +25,13 @@ use crate::session::{Access, with_pool};
 /// overwritten file (--force) is shorter than the volume until it is complete, and empty after a failure.
 #[derive(Args)]
 pub struct ExportArgs {
-    /// What to export
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
-    address: String,
+    object: String,
 
     /// The image, a file or block device; - writes to standard output
     #[arg(value_name = "FILE|-")]
-    target: PathBuf,
+    image: PathBuf,
 
-    /// Overwrite a file that is not empty, or a block device
     #[arg(long)]
     force: bool,
 
@@ -45,8 +43,8 @@ pub struct ExportArgs {
 
 /// Exports; a new file gets its name when it is complete.
 pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
-    let address = global.object(&args.address)?;
-    let target = args.target.as_path();
+    let address = global.object(&args.object)?;
+    let target = args.image.as_path();
     if args.format != "raw" {
         return as_disk(&args, global);
     }
@@ -69,8 +67,8 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
 
 /// Exports in another format: writes an unnamed raw image, which `qemu-img` converts.
 fn as_disk(args: &ExportArgs, global: &Global) -> Result<()> {
-    let address = global.object(&args.address)?;
-    let (target, format) = (args.target.as_path(), args.format.as_str());
+    let address = global.object(&args.object)?;
+    let (target, format) = (args.image.as_path(), args.format.as_str());
     let Some(program) = qemu::find("qemu-img") else {
         bail!(
             "{format} is written by qemu-img, which is not installed: install it (Debian: qemu-utils), or export a raw \

@@ -17,14 +17,13 @@ use crate::size::human;
 /// not be copied again. Snapshots and clones made of the clone before that still hold the snapshot.
 #[derive(Args)]
 pub struct FlattenArgs {
-    /// The clone
     #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    volume: String,
 }
 
 /// Copies what shows through and prints how much that was.
 pub fn run(args: FlattenArgs, global: &Global) -> Result<()> {
-    let address = global.volume(&args.address)?;
+    let address = global.volume(&args.volume)?;
     let done = call(global, &address.pool, Access::Write, params::Flatten { volume: address.name })?;
     if global.output.json() {
         return print_json(&done);

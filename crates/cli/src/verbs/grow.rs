@@ -17,7 +17,6 @@ pub struct GrowArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// New size; a pool file is extended
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: u64,
 }

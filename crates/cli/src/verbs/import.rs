@@ -30,23 +30,17 @@ use crate::verbs::create::ChunkArg;
 pub struct ImportArgs {
     /// The image, a file or block device; - reads standard input
     #[arg(value_name = "FILE|-")]
-    source: PathBuf,
+    image: PathBuf,
 
-    /// The new volume
     #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    volume: String,
 
-    /// Format of the image, without recognition; raw takes the bytes as they are [default:
-    /// recognised by the first bytes]
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(FORMATS.iter().map(|f| f.name)))]
     format: Option<String>,
 
-    /// Size of the volume: a shorter image is followed by zeroes, a longer one is an error
-    /// [default: size of the image]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: Option<u64>,
 
-    /// Import a file that another program has open for writing: the volume may mix its states
     #[arg(long)]
     force: bool,
 
@@ -56,9 +50,9 @@ pub struct ImportArgs {
 
 /// Imports; a failure leaves nothing behind.
 pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
-    let address = global.volume(&args.address)?;
-    let is_stdin = args.source == Path::new("-");
-    let shown = if is_stdin { "standard input".to_string() } else { args.source.display().to_string() };
+    let address = global.volume(&args.volume)?;
+    let is_stdin = args.image == Path::new("-");
+    let shown = if is_stdin { "standard input".to_string() } else { args.image.display().to_string() };
     let mut method = params::Import {
         volume: address.name,
         chunk: args.chunk.chunk,
@@ -74,7 +68,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         let stdin = io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be used")?;
         return print_if_json(global, &import(method, stdin)?);
     }
-    let file = File::open(&args.source).with_context(|| format!("{shown}: cannot be read"))?;
+    let file = File::open(&args.image).with_context(|| format!("{shown}: cannot be read"))?;
     let kind = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?.file_type();
     let is_disk = kind.is_file() || kind.is_block_device();
     if is_disk {
@@ -88,7 +82,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let Some(Format { name, kind: Kind::Disk { driver }, .. }) = format else {
         return print_if_json(global, &import(method, OwnedFd::from(file))?);
     };
-    let reader = qemu::Reader::start(&args.source, &file, name, driver, args.force)?;
+    let reader = qemu::Reader::start(&args.image, &file, name, driver, args.force)?;
     method.format = Some(image::NBD.to_string());
     let socket = reader.socket()?;
     let imported = import(method, socket);

@@ -12,9 +12,8 @@ use crate::session::{Access, call};
 /// List volumes and snapshots
 #[derive(Args)]
 pub struct ListArgs {
-    /// A pool, or folders, volumes and snapshots in it
     #[arg(value_name = "ADDRESS")]
-    addresses: Vec<String>,
+    objects: Vec<String>,
 
     #[command(flatten)]
     table: TableArgs,
@@ -22,7 +21,7 @@ pub struct ListArgs {
 
 /// Lists by name. On a terminal of 80 columns, some columns are left out; -H and --json show all.
 pub fn run(args: ListArgs, global: &Global) -> Result<()> {
-    let addresses = global.addresses(&args.addresses)?;
+    let addresses = global.addresses(&args.objects)?;
     let pool = same_pool(&addresses)?;
     let found = call(global, &pool, Access::Read, params::List { objects: names(addresses) })?;
     if global.output.json() {

@@ -14,9 +14,8 @@ use crate::session::{Access, with_pool};
 /// In JSON as `qemu-img map` writes it; depth is 0 for exclusive data, 1 for shared data.
 #[derive(Args)]
 pub struct MapArgs {
-    /// The volume or snapshot
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
-    address: String,
+    object: String,
 
     #[command(flatten)]
     table: TableArgs,
@@ -47,7 +46,7 @@ impl From<&Piece> for Record {
 
 /// Shows every run, holes too.
 pub fn run(args: MapArgs, global: &Global) -> Result<()> {
-    let address = global.object(&args.address)?;
+    let address = global.object(&args.object)?;
     let json = global.output.json();
     let pieces = with_pool(global, &address.pool, Access::Read, async |caller| {
         let (mut pieces, mut from) = (Vec::new(), Some(0));

@@ -22,16 +22,12 @@ pub struct ProtectArgs {
     #[arg(num_args = 2..=3, required = true, value_names = ["POOL/VOLUME", "DEVICE_OR_FILE"])]
     words: Vec<String>,
 
-    /// Unit in which old contents are kept, 4K to 1M, a power of two [default: 64K]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     chunk: Option<u64>,
 
-    /// Most bytes copied ahead of a sequential writer; 0 for none [default: 8M]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     copy_ahead: Option<u64>,
 
-    /// What a write does if there is no space for the old contents: wait, wait:SECONDS, error, or
-    /// drop-oldest (deletes the oldest snapshot marked droppable) [default: wait]
     #[arg(long, value_name = "POLICY")]
     when_full: Option<String>,
 }
@@ -69,11 +65,9 @@ pub struct UnprotectArgs {
     #[arg(num_args = 1..=2, required = true, value_name = "POOL/VOLUME")]
     words: Vec<String>,
 
-    /// Also delete its snapshots
     #[arg(short, long)]
     recursive: bool,
 
-    /// Change nothing, only show what would be deleted
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

@@ -15,11 +15,9 @@ use crate::session::{Access, call};
 /// keep their connections; new connections use its new name.
 #[derive(Args)]
 pub struct RenameArgs {
-    /// What to rename
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     from: String,
 
-    /// New address, in the same pool
     #[arg(value_name = "POOL/NEW-NAME[@SNAPSHOT]")]
     to: String,
 }

@@ -18,26 +18,22 @@ use crate::size;
 /// again. A block device attached to the volume grows with it.
 #[derive(Args)]
 pub struct ResizeArgs {
-    /// The volume
     #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    volume: String,
 
-    /// New size; added bytes read as zeroes
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: u64,
 
-    /// Allow a smaller size: data beyond it is lost
     #[arg(long)]
     allow_shrink: bool,
 
-    /// Shrink the volume even if clients use it: their requests beyond its end fail
     #[arg(long)]
     force: bool,
 }
 
 /// Resizes; shrinks only with `--allow-shrink`.
 pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
-    let address = global.volume(&args.address)?;
+    let address = global.volume(&args.volume)?;
     let ResizeArgs { size, allow_shrink, force, .. } = args;
     let method = params::Resize { volume: address.name, size, allow_shrink, force };
     let resized = call(global, &address.pool, Access::Write, method)?;

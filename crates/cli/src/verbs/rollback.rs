@@ -11,19 +11,16 @@ use crate::session::{Access, call};
 /// Give a volume the contents and the size of one of its snapshots; newer snapshots stay
 #[derive(Args)]
 pub struct RollbackArgs {
-    /// The snapshot to go back to
     #[arg(value_name = "POOL/VOLUME@SNAPSHOT")]
-    address: String,
+    snapshot: String,
 
-    /// Disconnect the clients that use the volume: requests in flight end first, and later
-    /// connections see the old contents
     #[arg(long)]
     force: bool,
 }
 
 /// Rolls back; changes since the snapshot are lost unless another snapshot holds them.
 pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
-    let address = global.snapshot(&args.address)?;
+    let address = global.snapshot(&args.snapshot)?;
     let method = params::Rollback { snapshot: address.name, force: args.force };
     let record = call(global, &address.pool, Access::Write, method)?;
     if let Some(why) = &record.waits {

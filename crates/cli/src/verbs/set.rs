@@ -25,27 +25,33 @@ const BEAT: Duration = Duration::from_secs(1);
 
 /// Change a property of a volume, or of a pool as a whole
 ///
-/// Properties: chunk (bytes that a first write reserves around itself: 4K to 64M, a power of two); break
-/// (what a first write to a shared chunk does: split or copy); quota (most bytes that the volume may have
-/// mapped, exclusive and shared; a write beyond it fails with ENOSPC; none: no limit); gather (when
-/// scattered pages are gathered in the background: off; auto, while the volume is idle, as long as few pages
-/// have to move; idle, while the volume is idle; or a percentage such as 20%, while the fragmentation is
-/// above it); of an origin: copy-ahead (most bytes copied ahead of a sequential writer), when-full (wait,
-/// wait:SECONDS, error, drop-oldest), path (new path of a device that could not be opened).
-///
-/// Of a pool that no process has open: uuid=new (a new identity for a copy of a pool; the original may be
-/// open meanwhile); multihost=on, off or the time between two heartbeats (for a pool on storage shared by
-/// several hosts: one of them at a time has it open, which the others know by its heartbeat).
+/// The properties uuid and multihost are those of a pool that no process has open: name the pool instead of a
+/// volume.
 #[derive(Args)]
 pub struct SetArgs {
     /// The change
+    ///
+    /// uuid=new: a new identity for a copy of a pool; the original may be open meanwhile.
+    ///
+    /// multihost=on|off|TIME: whether one host at a time may have open a pool on storage that several hosts share, as
+    /// its heartbeat shows to the others; TIME between two heartbeats.
     #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
     property: Property,
 
-    /// The volume; for uuid and multihost the pool
     #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    volume: String,
 }
+
+/// Properties that are described by the parameters of the method.
+pub const PROPERTIES: [(&str, &str); 7] = [
+    ("chunk", "chunk"),
+    ("break", "break_policy"),
+    ("quota", "quota"),
+    ("gather", "gather"),
+    ("copy-ahead", "copy_ahead"),
+    ("when-full", "when_full"),
+    ("path", "path"),
+];
 
 #[derive(Clone)]
 enum Property {
@@ -95,9 +101,9 @@ fn parse_property(text: &str) -> Result<Property> {
 /// Changes the property; data that is stored already is not moved.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     if let Property::OfPool(change) = args.property {
-        return change_pool(&global.pool(Some(Path::new(&args.address)))?, change, global);
+        return change_pool(&global.pool(Some(Path::new(&args.volume)))?, change, global);
     }
-    let address = global.volume(&args.address)?;
+    let address = global.volume(&args.volume)?;
     let mut method = params::Set {
         volume: address.name,
         chunk: None,

@@ -24,19 +24,15 @@ use crate::session::{Access, Caller, with_pool};
 /// File systems mounted from attached volumes are frozen meanwhile (docs/attach.md).
 #[derive(Args)]
 pub struct SnapshotArgs {
-    /// The new snapshots
     #[arg(required = true, value_name = "POOL/VOLUME@SNAPSHOT")]
-    addresses: Vec<String>,
+    snapshots: Vec<String>,
 
-    /// Keep separate copies instead of sharing those of other snapshots (origins only)
     #[arg(long)]
     independent: bool,
 
-    /// The snapshots may be deleted when the pool is full and the origin's policy is drop-oldest
     #[arg(long)]
     droppable: bool,
 
-    /// The snapshots can be written; their changes are visible nowhere else (origins only)
     #[arg(long)]
     writable: bool,
 
@@ -59,7 +55,7 @@ pub struct SnapshotArgs {
 
 /// Takes all the snapshots or none.
 pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
-    let addresses = args.addresses.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
+    let addresses = args.snapshots.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
     let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
     let (independent, droppable, writable) = (args.independent, args.droppable, args.writable);

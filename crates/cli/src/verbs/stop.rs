@@ -32,7 +32,6 @@ pub struct StopArgs {
     #[arg(long, conflicts_with = "force")]
     wait_for_clients: bool,
 
-    /// Disconnect clients, after their requests in flight have been answered
     #[arg(long)]
     force: bool,
 }
