@@ -355,8 +355,46 @@ pub(crate) enum Unclear {
     Params(String),
 }
 
+/// The table of methods: name, struct of parameters, type of the reply, and the function in `perform` that carries it
+/// out. `$use` is a macro that takes the rows.
+macro_rules! each_method {
+    ($use:ident) => {
+        $use! {
+            "create" Create => Vec<VolumeRecord>, volumes::create;
+            "import" Import => VolumeRecord, import::import;
+            "export" Export => Done, export::export;
+            "snapshot" Snapshot => Vec<VolumeRecord>, volumes::snapshot;
+            "clone" Clone => Vec<VolumeRecord>, volumes::clone;
+            "rollback" Rollback => VolumeRecord, volumes::rollback;
+            "list" List => Vec<VolumeRecord>, look::list;
+            "du" Du => Usage, look::du;
+            "diff" Diff => Diff, look::diff;
+            "map" Map => PieceMap, look::map;
+            "rename" Rename => VolumeRecord, volumes::rename;
+            "resize" Resize => VolumeRecord, volumes::resize;
+            "set" Set => VolumeRecord, volumes::set;
+            "defrag" Defrag => Gathering, defrag::defrag;
+            "flatten" Flatten => Flattening, flatten::flatten;
+            "copier" Copier => CopierRecord, copier::copier;
+            "delete" Delete => Deletion, delete::delete;
+            "protect" Protect => VolumeRecord, origins::protect;
+            "unprotect" Unprotect => Deletion, origins::unprotect;
+            "grow" Grow => PoolInfo, pool::grow;
+            "check" Check => Check, pool::check;
+            "stats" Stats => PoolInfo, pool::stats;
+            "statistics" Statistics => Box<Statistics>, pool::statistics;
+            "status" Status => Status, host::status;
+            "mount" Mount => Done, host::mount;
+            "attach" Attach => Device, host::attach;
+            "detach" Detach => Done, host::detach;
+            "stop" Stop => Done, host::stop;
+        }
+    };
+}
+pub(crate) use each_method;
+
 macro_rules! methods {
-    ($($name:literal $params:ident => $reply:ty,)*) => {
+    ($($name:literal $params:ident => $reply:ty, $perform:path;)*) => {
         /// A method with its parameters.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "each is documented with its parameters")]
@@ -420,36 +458,7 @@ macro_rules! methods {
     };
 }
 
-methods! {
-    "create" Create => Vec<VolumeRecord>,
-    "import" Import => VolumeRecord,
-    "export" Export => Done,
-    "snapshot" Snapshot => Vec<VolumeRecord>,
-    "clone" Clone => Vec<VolumeRecord>,
-    "rollback" Rollback => VolumeRecord,
-    "list" List => Vec<VolumeRecord>,
-    "du" Du => Usage,
-    "diff" Diff => Diff,
-    "map" Map => PieceMap,
-    "rename" Rename => VolumeRecord,
-    "resize" Resize => VolumeRecord,
-    "set" Set => VolumeRecord,
-    "defrag" Defrag => Gathering,
-    "flatten" Flatten => Flattening,
-    "copier" Copier => CopierRecord,
-    "delete" Delete => Deletion,
-    "protect" Protect => VolumeRecord,
-    "unprotect" Unprotect => Deletion,
-    "grow" Grow => PoolInfo,
-    "check" Check => Check,
-    "stats" Stats => PoolInfo,
-    "statistics" Statistics => Box<Statistics>,
-    "status" Status => Status,
-    "mount" Mount => Done,
-    "attach" Attach => Device,
-    "detach" Detach => Done,
-    "stop" Stop => Done,
-}
+each_method!(methods);
 
 #[cfg(test)]
 mod tests {

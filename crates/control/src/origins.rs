@@ -137,7 +137,7 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Invalid, format!("{what}: {help}")))
 }
 
-pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
+pub async fn protect(session: &Session, p: params::Protect, _: &Call) -> Result<VolumeRecord, Failure> {
     let when_full = full_policy(p.when_full.as_deref().unwrap_or("wait"))?;
     // Before it is opened, since the pool of this session would be reported as in use.
     refuse_pool(Path::new(&p.path))?;

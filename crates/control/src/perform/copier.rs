@@ -2,6 +2,7 @@
 
 use forkdisk::{BreakPolicy, ErrorKind, Throttle};
 
+use super::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::CopierRecord;
@@ -24,7 +25,7 @@ fn changed(old: Throttle, p: &params::Copier) -> Throttle {
     }
 }
 
-pub async fn copier(session: &Session, p: params::Copier) -> Result<CopierRecord, Failure> {
+pub async fn copier(session: &Session, p: params::Copier, _: &Call) -> Result<CopierRecord, Failure> {
     let pool = &session.pool;
     let Some(name) = &p.volume else {
         let old = pool.copier().settings;

@@ -17,7 +17,7 @@ const STEP_BYTES: u64 = 64 << 20;
 /// Most bytes of holes and shared data that one part covers, so that the caller hears of the progress.
 const REACH_BYTES: u64 = 1 << 46;
 
-pub async fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn list(session: &Session, p: params::List, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
 }
 

@@ -5,6 +5,7 @@ mod defrag;
 mod delete;
 mod export;
 mod flatten;
+mod host;
 mod import;
 mod look;
 mod pool;
@@ -20,10 +21,9 @@ use std::sync::atomic::AtomicBool;
 use forkdisk::{ErrorKind, VolumeInfo};
 
 use crate::failure::Failure;
-use crate::method::{Reply, Request};
+use crate::method::{Reply, Request, each_method};
 use crate::observer::{Observer, Silent, Step};
 use crate::origins;
-use crate::reply::Device;
 use crate::session::Session;
 
 /// What accompanies a request besides its parameters.
@@ -68,48 +68,12 @@ impl Call {
 /// has disconnected, [`BrokenPipe`](crate::FailureKind::BrokenPipe) if the reader of an export has. The message says
 /// what failed, where, and what to do.
 pub async fn perform(session: &Session, request: Request, call: &Call) -> Result<Reply, Failure> {
-    Ok(match request {
-        Request::Create(p) => Reply::Create(volumes::create(session, p).await?),
-        Request::Import(p) => Reply::Import(import::import(session, p, call).await?),
-        Request::Export(p) => Reply::Export(export::export(session, p, call).await?),
-        Request::Snapshot(p) => Reply::Snapshot(volumes::snapshot(session, p).await?),
-        Request::Clone(p) => Reply::Clone(volumes::clone(session, p).await?),
-        Request::Rollback(p) => Reply::Rollback(volumes::rollback(session, p, call).await?),
-        Request::List(p) => Reply::List(look::list(session, p).await?),
-        Request::Du(p) => Reply::Du(look::du(session, p, call).await?),
-        Request::Diff(p) => Reply::Diff(look::diff(session, p, call).await?),
-        Request::Map(p) => Reply::Map(look::map(session, p, call).await?),
-        Request::Rename(p) => Reply::Rename(volumes::rename(session, p).await?),
-        Request::Resize(p) => Reply::Resize(volumes::resize(session, p, call).await?),
-        Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
-        Request::Protect(p) => Reply::Protect(origins::protect(session, p).await?),
-        Request::Unprotect(p) => Reply::Unprotect(origins::unprotect(session, p, call).await?),
-        Request::Defrag(p) => Reply::Defrag(defrag::defrag(session, p, call).await?),
-        Request::Flatten(p) => Reply::Flatten(flatten::flatten(session, p, call).await?),
-        Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
-        Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
-        Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
-        Request::Check(_) => Reply::Check(pool::check(session, call).await?),
-        Request::Stats(_) => Reply::Stats(session.pool.info()),
-        Request::Statistics(_) => {
-            Reply::Statistics(forkdisk_monitor::statistics(&session.pool, session.host().server()).into())
-        }
-        Request::Status(_) => Reply::Status(session.host().status()?),
-        Request::Mount(p) => {
-            let connection = call.file()?.into();
-            session.host().mount(p, connection).await?;
-            Reply::Mount(Default::default())
-        }
-        Request::Attach(p) => Reply::Attach(Device { device: session.host().attach(p).await? }),
-        Request::Detach(p) => {
-            session.host().detach(p.device).await?;
-            Reply::Detach(Default::default())
-        }
-        Request::Stop(p) => {
-            session.host().stop(p.force).await?;
-            Reply::Stop(Default::default())
-        }
-    })
+    macro_rules! dispatch {
+        ($($name:literal $params:ident => $reply:ty, $perform:path;)*) => {
+            Ok(match request { $(Request::$params(p) => Reply::$params($perform(session, p, call).await?)),* })
+        };
+    }
+    each_method!(dispatch)
 }
 
 /// Waits until deletions have freed their space, so that the next verb can use it.

@@ -51,7 +51,7 @@ fn check_size(size: u64) -> Result<(), Failure> {
     if size > 0 { Ok(()) } else { Err(invalid("a volume needs a size above 0, as in --size 20G".to_string())) }
 }
 
-pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn create(session: &Session, p: params::Create, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     check_size(p.size)?;
     let mut options = create_options(session, p.size, p.chunk);
     if let Some(name) = &p.break_policy {
@@ -64,11 +64,11 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
     Ok(records(&session.pool.create_all(&strs(&p.volumes), &options).await?))
 }
 
-pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn clone(session: &Session, p: params::Clone, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     Ok(records(&session.pool.clone_all(&p.source, &strs(&p.volumes), session.now()).await?))
 }
 
-pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
     let flags =
         SnapshotFlags::NONE.with_independent(p.independent).with_droppable(p.droppable).with_writable(p.writable);
@@ -104,7 +104,7 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     Ok(VolumeRecord { waits, ..(&session.pool.find(volume)?).into() })
 }
 
-pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord, Failure> {
+pub async fn rename(session: &Session, p: params::Rename, _: &Call) -> Result<VolumeRecord, Failure> {
     let volume_of = |name: &str| name.split_once('@').map(|(volume, _)| volume.to_string());
     if volume_of(&p.from) != volume_of(&p.to) {
         let text = format!("{} cannot become {}: a volume stays a volume, a snapshot stays with its own", p.from, p.to);
@@ -150,7 +150,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 
-pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
+pub async fn set(session: &Session, p: params::Set, _: &Call) -> Result<VolumeRecord, Failure> {
     let changes = Changes::default()
         .with_chunk(p.chunk)
         .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)

@@ -1,0 +1,30 @@
+//! Verbs on the daemon that serves the pool; fail in a process that is no daemon.
+
+use super::Call;
+use crate::failure::Failure;
+use crate::method::params;
+use crate::reply::{Device, Done, Status};
+use crate::session::Session;
+
+pub async fn status(session: &Session, _: params::Status, _: &Call) -> Result<Status, Failure> {
+    session.host().status()
+}
+
+pub async fn mount(session: &Session, p: params::Mount, call: &Call) -> Result<Done, Failure> {
+    session.host().mount(p, call.file()?.into()).await?;
+    Ok(Done::default())
+}
+
+pub async fn attach(session: &Session, p: params::Attach, _: &Call) -> Result<Device, Failure> {
+    Ok(Device { device: session.host().attach(p).await? })
+}
+
+pub async fn detach(session: &Session, p: params::Detach, _: &Call) -> Result<Done, Failure> {
+    session.host().detach(p.device).await?;
+    Ok(Done::default())
+}
+
+pub async fn stop(session: &Session, p: params::Stop, _: &Call) -> Result<Done, Failure> {
+    session.host().stop(p.force).await?;
+    Ok(Done::default())
+}
