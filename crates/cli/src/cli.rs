@@ -1,15 +1,14 @@
-//! The command line: verbs and the options common to all of them.
+//! The command line: the table of verbs.
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::address::{self, Address};
+use crate::command;
 use crate::config::{Given, Settings, key};
+use crate::global::Global;
 use crate::logging::Logging;
-use crate::output::OutputArgs;
 use crate::verbs;
 
 /// fork() for disks: snapshots, clones and thin provisioning in user space.
@@ -28,100 +27,6 @@ pub struct Cli {
 
     #[command(subcommand)]
     verb: Verb,
-}
-
-/// Options of every verb.
-#[derive(Args, Clone)]
-pub struct Global {
-    /// Format of results.
-    #[command(flatten)]
-    pub output: OutputArgs,
-
-    /// The configuration file [default: /etc/forkdisk/config.toml, if there is one]
-    #[arg(long, global = true, env = "FORKDISK_CONFIG", hide_env = true, value_name = "PATH")]
-    config: Option<PathBuf>,
-
-    #[command(flatten)]
-    given: Given<false>,
-
-    /// The effective configuration.
-    #[arg(skip)]
-    pub settings: Settings,
-
-    /// Name of the verb.
-    #[arg(skip)]
-    verb: String,
-}
-
-impl Global {
-    fn default_pool(&self) -> Option<PathBuf> {
-        self.settings.path(&key::POOL)
-    }
-
-    /// Describes the default pool if `path` is it. Added to errors about missing objects: another
-    /// pool may have been meant.
-    pub fn about_default_pool(&self, path: &Path) -> Option<String> {
-        self.default_pool().filter(|pool| pool == path)?;
-        Some(format!("in the pool {} ({})", path.display(), self.settings.source(&key::POOL)))
-    }
-
-    /// Returns the configured path of the daemon's control socket.
-    pub fn control(&self) -> Option<PathBuf> {
-        self.settings.path(&key::CONTROL)
-    }
-
-    /// Parses any address: a pool or an object in it.
-    pub fn address(&self, text: &str) -> Result<Address> {
-        address::parse(text, self.default_pool().as_deref())
-    }
-
-    /// Parses the address of a volume or snapshot.
-    pub fn object(&self, text: &str) -> Result<Address> {
-        address::parse_object(text, self.default_pool().as_deref())
-    }
-
-    /// Parses the address of a volume.
-    pub fn volume(&self, text: &str) -> Result<Address> {
-        address::parse_volume(text, self.default_pool().as_deref())
-    }
-
-    /// Parses the address of a snapshot.
-    pub fn snapshot(&self, text: &str) -> Result<Address> {
-        address::parse_snapshot(text, self.default_pool().as_deref())
-    }
-
-    /// Returns the path of an existing pool: `named`, or the default pool.
-    pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
-        let path = self.new_pool(named)?;
-        let source = || match named {
-            Some(_) => String::new(),
-            None => format!(" ({})", self.settings.source(&key::POOL)),
-        };
-        let found = std::fs::metadata(&path)
-            .with_context(|| format!("{}{}: there is no pool here that can be opened", path.display(), source()))?;
-        if found.is_dir() {
-            anyhow::bail!("{} is a directory, not a pool: name the pool's file or block device", path.display());
-        }
-        Ok(path)
-    }
-
-    /// As [`pool`](Self::pool), for a pool that need not exist.
-    pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
-        let path = named.map(Path::to_path_buf).or_else(|| self.default_pool());
-        let path = path.context("no pool: name its path, or set FORKDISK_POOL")?;
-        if let Some((pool, name)) = path.to_str().and_then(address::within_a_file) {
-            anyhow::bail!("{} takes a pool: {} names {name} in {pool}", self.verb, path.display());
-        }
-        Ok(path)
-    }
-
-    /// Returns the addresses that a listing verb works on: those given, or the whole default pool.
-    pub fn addresses(&self, given: &[String]) -> Result<Vec<Address>> {
-        if given.is_empty() {
-            return Ok(vec![Address { pool: self.pool(None)?, name: String::new() }]);
-        }
-        given.iter().map(|text| self.address(text)).collect()
-    }
 }
 
 #[derive(Subcommand)]
@@ -181,6 +86,11 @@ enum Verb {
 }
 
 impl Cli {
+    /// Returns the complete definition of the command line.
+    pub fn definition() -> Command {
+        command::complete(Cli::command())
+    }
+
     /// Builds the command line from the parser's matches.
     pub fn read(matches: &ArgMatches) -> Result<Cli, clap::Error> {
         let mut cli = Cli::from_arg_matches(matches)?;
@@ -255,8 +165,8 @@ impl Cli {
 
             Verb::Umount(args) => verbs::umount::run(args, global),
             Verb::Bench(args) => verbs::bench::run(args, global),
-            Verb::Completions(args) => verbs::completions::run(args),
-            Verb::Man(args) => verbs::man::run(args),
+            Verb::Completions(args) => verbs::completions::run(args, command::without_hidden_verbs(Cli::definition())),
+            Verb::Man(args) => verbs::man::run(args, command::without_hidden_verbs(Cli::definition())),
             Verb::DeviceLinks(args) => verbs::device_links::run(args),
             Verb::HoldFrozen(args) => verbs::hold_frozen::run(args),
             Verb::OnMount(args) => verbs::on_mount::run(args),

@@ -1,9 +1,8 @@
 //! The command line's definition for parser, manual and completions: adds what the derived
 //! definition cannot express for all verbs at once.
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
-use crate::cli::Cli;
 use crate::declared;
 use crate::verbs::examples;
 
@@ -26,9 +25,9 @@ const ELSEWHERE: [(&[&str], &str); 5] = [
     (&["start", "nbd"], "`serve` offers the volumes of a pool over NBD"),
 ];
 
-/// Returns the definition.
-pub fn command() -> Command {
-    Cli::command().mut_args(tune).mut_subcommands(|verb| {
+/// Completes the `derived` definition.
+pub fn complete(derived: Command) -> Command {
+    derived.mut_args(tune).mut_subcommands(|verb| {
         let shown = examples::of(verb.get_name()).map(|lines| format!("Examples:\n  {}", lines.join("\n  ")));
         let verb = declared::describe(verb.mut_args(tune));
         match shown {
@@ -38,9 +37,8 @@ pub fn command() -> Command {
     })
 }
 
-/// Returns the definition without the verbs that only forkdisk itself and udev use.
-pub fn without_hidden_verbs() -> Command {
-    let whole = command();
+/// Returns the definition `whole` without the verbs that only forkdisk itself and udev use.
+pub fn without_hidden_verbs(whole: Command) -> Command {
     let shown: Vec<Command> = whole.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
     let about = whole.get_about().cloned().unwrap_or_default();
     let more = whole.get_after_help().cloned().unwrap_or_default();
@@ -68,17 +66,18 @@ pub fn elsewhere(word: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
 
     #[test]
     fn the_definition_is_consistent() {
-        command().debug_assert();
-        without_hidden_verbs().debug_assert();
+        Cli::definition().debug_assert();
+        without_hidden_verbs(Cli::definition()).debug_assert();
     }
 
     /// Clap checks this in debug builds only.
     #[test]
     fn no_two_options_of_a_verb_have_one_name() {
-        let mut command = command();
+        let mut command = Cli::definition();
         command.build();
         let mut verbs = vec![&command];
         while let Some(verb) = verbs.pop() {
@@ -99,14 +98,14 @@ mod tests {
 
     #[test]
     fn every_verb_has_examples_that_its_parser_takes() {
-        let verbs: Vec<String> = command().get_subcommands().map(|verb| verb.get_name().to_string()).collect();
+        let verbs: Vec<String> = Cli::definition().get_subcommands().map(|verb| verb.get_name().to_string()).collect();
         // Started by forkdisk itself, or by udev.
         let internal = ["device-links", "hold-frozen", "on-mount", "with-parent"];
         for verb in verbs.iter().filter(|verb| !internal.contains(&verb.as_str())) {
             let lines = examples::of(verb).unwrap_or_else(|| panic!("{verb} has no example"));
             for line in lines {
                 let words = line.split_whitespace().take_while(|word| !["|", ">"].contains(word));
-                command().try_get_matches_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+                Cli::definition().try_get_matches_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
             }
         }
     }
@@ -114,7 +113,7 @@ mod tests {
     #[test]
     fn no_word_of_another_program_is_a_verb_or_its_alias() {
         for word in ELSEWHERE.iter().flat_map(|(words, _)| *words) {
-            let error = command().try_get_matches_from(["forkdisk", word]).unwrap_err();
+            let error = Cli::definition().try_get_matches_from(["forkdisk", word]).unwrap_err();
             assert_eq!(error.kind(), clap::error::ErrorKind::InvalidSubcommand, "{word}");
         }
     }

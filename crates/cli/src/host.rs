@@ -2,10 +2,9 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkdisk::{HostIdentity, OpenOptions};
-
-use crate::session::nanoseconds_since_1970;
 
 /// Returns the default options, with the clock and the identity of this host and this open.
 pub fn open_options() -> OpenOptions {
@@ -24,6 +23,12 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|two| two[0] << 4 | two[1]).collect();
     bytes.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Returns the time in nanoseconds since 1970.
+pub fn nanoseconds_since_1970() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Returns 16 random bytes.

@@ -11,8 +11,10 @@ mod config;
 mod daemon;
 mod declared;
 mod freeze;
+mod global;
 mod group;
 mod host;
+mod listen_address;
 mod logging;
 mod mount_helper;
 mod network;
@@ -23,6 +25,7 @@ mod pool_lock;
 mod progress;
 mod qemu;
 mod refusal;
+mod served_mount;
 mod session;
 mod storage;
 mod syslog;
@@ -51,7 +54,7 @@ fn main() -> ExitCode {
         }
         None => {}
     }
-    let parsed = command::command().try_get_matches().and_then(|matches| Cli::read(&matches));
+    let parsed = Cli::definition().try_get_matches().and_then(|matches| Cli::read(&matches));
     let mut cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return usage(error),

@@ -7,7 +7,6 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::cli::Global;
 use crate::size::human;
 
 /// Format of results: tables for people, JSON for programs.
@@ -148,11 +147,6 @@ fn layout(header: &[Column], rows: &[Vec<String>]) -> String {
 /// Writes `value` as JSON, indented.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_line(&serde_json::to_string_pretty(value)?)
-}
-
-/// Writes `value` as JSON if the user wants JSON; else writes nothing.
-pub fn print_if_json(global: &Global, value: &impl Serialize) -> Result<()> {
-    if global.output.json() { print_json(value) } else { Ok(()) }
 }
 
 /// Writes `value` as JSON on one line.

@@ -19,7 +19,6 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::owner::InUse;
-use crate::session::Access;
 use crate::storage;
 
 /// The file's name in the pool's run-time folder.
@@ -29,6 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait for a holder that has released the device already.
 const ENDING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Access that a command needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read-only: nothing on the device changes, and other readers may have the pool open at the same time.
+    Read,
+    /// Writes to the pool.
+    Write,
+}
 
 /// The lock; released when dropped. Holds nothing if there is nothing to lock.
 #[must_use]

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context as TaskContext, Poll, Waker};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use forkdisk::{ErrorKind, OpenOptions, Pool, PoolEvent, Recovery};
@@ -20,10 +20,11 @@ use forkdisk_control::{
 };
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
-use crate::cli::Global;
 use crate::config::key;
+use crate::global::Global;
 use crate::host;
 use crate::owner::{self, InUse};
+pub use crate::pool_lock::Access;
 use crate::pool_lock::PoolLock;
 use crate::progress::Progress;
 use crate::volatile_file::VolatileFile;
@@ -32,15 +33,6 @@ use crate::volatile_file::VolatileFile;
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
-/// Access that a command needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Read-only: nothing on the device changes, and other readers may have the pool open at the same time.
-    Read,
-    /// Writes to the pool.
-    Write,
-}
 
 /// Executor of verbs.
 pub enum Caller {
@@ -181,12 +173,6 @@ impl PoolTurn {
         runtime.sleep_for((self.since.elapsed() / 8).clamp(PAUSE, LONGEST_PAUSE)).await;
         Ok(())
     }
-}
-
-/// Returns the time in nanoseconds since 1970.
-pub fn nanoseconds_since_1970() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Opens the device under the pool at `path`; the error names the process that has it open. The

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, bail};
 use forkdisk_uring::SocketAccess;
 
-use crate::config::keys;
 use crate::group;
 
 /// The default mode and group, and the rules for single volumes.
@@ -55,6 +54,14 @@ impl VolumeSockets {
     }
 }
 
+/// Parses permissions of a file, such as `0660`.
+pub fn mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => bail!("'{text}' is not a mode from 0600 to 0777, such as 0660"),
+    }
+}
+
 /// Parses `NAME=MODE[:GROUP]`, separated by commas.
 pub fn parse(text: &str) -> Result<Vec<(&str, u32, Option<&str>)>> {
     text.split(',').filter(|rule| !rule.is_empty()).map(parse_rule).collect()
@@ -68,7 +75,7 @@ fn parse_rule(text: &str) -> Result<(&str, u32, Option<&str>)> {
     if group == Some("") {
         bail!("'{text}' names no group behind ':'");
     }
-    Ok((name, keys::mode(mode).with_context(|| format!("'{text}'"))?, group))
+    Ok((name, self::mode(mode).with_context(|| format!("'{text}'"))?, group))
 }
 
 #[cfg(test)]
@@ -98,5 +105,13 @@ mod tests {
             assert!(parse(text).is_err(), "{text}");
         }
         assert_eq!(parse("").unwrap(), []);
+    }
+
+    #[test]
+    fn modes_are_octal_and_let_the_owner_in() {
+        assert_eq!((mode("0660").unwrap(), mode("600").unwrap(), mode("0777").unwrap()), (0o660, 0o600, 0o777));
+        for text in ["", "0", "0060", "1777", "0o660", "rw", "0888", "-660"] {
+            assert!(mode(text).is_err(), "{text}");
+        }
     }
 }

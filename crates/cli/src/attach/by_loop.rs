@@ -15,7 +15,7 @@ use forkdisk_uring::{abandon_loop, attach_loop, detach_loop, resize_loop};
 use rustix::io::Errno;
 
 use super::{Attachment, Means, Owner, Target, in_use};
-use crate::verbs::mount::mount_served;
+use crate::served_mount::mount_served;
 
 const SECTOR: u64 = 512;
 const SNAPSHOTS: &str = ".snapshots";

@@ -9,9 +9,12 @@ use forkdisk_control::params;
 use forkdisk_uring::{ublk_forget, ublk_missing, ublk_resize};
 
 use super::{Attachment, Means, Owner, Target, claim, number, wait_until};
-use crate::cli::Global;
-use crate::daemon::devices::RECORDS;
+use crate::global::Global;
 use crate::session::daemon;
+
+/// Directory with a file for each device, named by its number, of three lines: process, pool,
+/// volume or snapshot. The daemon that serves the device writes it.
+pub const RECORDS: &str = "/run/forkdisk/ublk";
 
 pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     if ublk_missing().is_some() {

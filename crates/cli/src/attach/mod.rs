@@ -23,10 +23,10 @@ use serde::Serialize;
 
 pub use attach_lock::{alone, alone_at_once};
 pub use by_loop::{is_dead, private_mount};
-pub use by_ublk::clean_up;
+pub use by_ublk::{RECORDS, clean_up};
 pub use links::{device_behind, is_inside, links_of, refresh};
 
-use crate::cli::Global;
+use crate::global::Global;
 
 /// Means of making a volume a block device, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgAction};
 use forkdisk::LowWater;
 
-use crate::{network, size, volume_sockets};
+use crate::{listen_address, size, volume_sockets};
 
 /// Type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,9 @@ impl Key {
             .global(self.scope == Scope::Every)
             .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| format!("{e:#}")));
         match self.kind {
-            Kind::Addresses => arg.num_args(0..=1).default_missing_value(network::USUAL).action(ArgAction::Append),
+            Kind::Addresses => {
+                arg.num_args(0..=1).default_missing_value(listen_address::USUAL).action(ArgAction::Append)
+            }
             Kind::Places | Kind::Sockets => arg.action(ArgAction::Append),
             Kind::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
             _ => arg,
@@ -197,11 +199,11 @@ impl Key {
             Kind::Share => share(text).map(drop),
             Kind::Count => count(text).map(drop),
             Kind::Time => time(text).map(drop),
-            Kind::Mode => mode(text).map(drop),
+            Kind::Mode => volume_sockets::mode(text).map(drop),
             Kind::Group => Ok(()),
             Kind::Sockets => volume_sockets::parse(text).map(drop),
-            Kind::Addresses => network::parse_addresses(text).map(drop),
-            Kind::Places => network::parse_places(text).map(drop),
+            Kind::Addresses => listen_address::parse_addresses(text).map(drop),
+            Kind::Places => listen_address::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Choice(words) if words.contains(&text) => Ok(()),
             Kind::Choice(words) => bail!("'{text}' is none of {}", words.join(", ")),
@@ -234,14 +236,6 @@ pub fn count(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => bail!("'{text}' is not a whole number above 0"),
-    }
-}
-
-/// Parses permissions of a file, such as `0660`.
-pub fn mode(text: &str) -> Result<u32> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 && mode & 0o600 == 0o600 => Ok(mode),
-        _ => bail!("'{text}' is not a mode from 0600 to 0777, such as 0660"),
     }
 }
 
@@ -333,14 +327,6 @@ mod tests {
             assert!(share(text).is_err(), "{text}");
         }
         assert_eq!(LowWater::Percent(5).bytes(200), 10);
-    }
-
-    #[test]
-    fn modes_are_octal_and_let_the_owner_in() {
-        assert_eq!((mode("0660").unwrap(), mode("600").unwrap(), mode("0777").unwrap()), (0o660, 0o600, 0o777));
-        for text in ["", "0", "0060", "1777", "0o660", "rw", "0888", "-660"] {
-            assert!(mode(text).is_err(), "{text}");
-        }
     }
 
     #[test]

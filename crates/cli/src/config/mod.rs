@@ -166,7 +166,7 @@ impl Settings {
 
     /// Returns permissions of a file.
     pub fn mode(&self, key: &Key) -> Result<Option<u32>> {
-        self.text(key).map(keys::mode).transpose().with_context(|| key.name)
+        self.text(key).map(crate::volume_sockets::mode).transpose().with_context(|| key.name)
     }
 
     /// Returns a switch. Every key of this kind has a default.

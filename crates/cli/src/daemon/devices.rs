@@ -16,11 +16,8 @@ use forkdisk_nbd::Export;
 use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_missing};
 
 use super::exports::{Served, ServedExport};
-use crate::attach;
+use crate::attach::{self, RECORDS};
 
-/// Directory with a file for each device, named by its number, of three lines: process, pool,
-/// volume or snapshot.
-pub const RECORDS: &str = "/run/forkdisk/ublk";
 /// Interval at which ending devices are counted; the next constant is the limit of the wait.
 const LOOK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(60);

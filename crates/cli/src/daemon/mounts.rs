@@ -15,7 +15,7 @@ use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{InUse, MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
-use crate::verbs::on_mount::syscall_helper;
+use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
 const LOOK: Duration = Duration::from_millis(5);

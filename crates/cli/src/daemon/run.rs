@@ -27,7 +27,7 @@ use super::notify::Notifier;
 use super::pid_file::PidFile;
 use super::socket_dir::SocketDir;
 use super::space;
-use crate::cli::Global;
+use crate::global::Global;
 use crate::network::{Listeners, Network};
 use crate::progress::Progress;
 use crate::session::{Access, close_pool, daemon, open_device, open_device_in_turn, open_pool};

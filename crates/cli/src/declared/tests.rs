@@ -4,7 +4,6 @@ use clap::CommandFactory;
 
 use super::*;
 use crate::cli::Cli;
-use crate::command::command;
 
 /// Methods that have no verb of their own name.
 const WITHOUT_VERB: [&str; 2] = ["statistics", "status"];
@@ -32,7 +31,7 @@ fn argument<'a>(verb: &'a Command, id: &str) -> Option<&'a Arg> {
 
 #[test]
 fn every_parameter_is_an_argument_with_its_text_or_an_exception() {
-    let (derived, complete) = (Cli::command(), command());
+    let (derived, complete) = (Cli::command(), Cli::definition());
     let mut used = BTreeSet::new();
     for declared in Request::DECLARED.iter().filter(|declared| !WITHOUT_VERB.contains(&declared.method)) {
         let name = declared.method;
@@ -68,7 +67,7 @@ fn every_parameter_is_an_argument_with_its_text_or_an_exception() {
 
 #[test]
 fn every_argument_has_help() {
-    let complete = command();
+    let complete = Cli::definition();
     for verb in complete.get_subcommands() {
         for arg in verb.get_arguments() {
             assert!(arg.get_help().is_some(), "{} {}", verb.get_name(), arg.get_id());

@@ -9,7 +9,7 @@ use clap::Args;
 use forkdisk_control::params;
 
 use crate::attach::{self, Attachment, Means, Owner, Target};
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json, print_line};
 use crate::session::daemon;
 

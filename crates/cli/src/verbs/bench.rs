@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, page, table};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::size;
 

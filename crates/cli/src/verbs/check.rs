@@ -10,7 +10,7 @@ use clap::Args;
 use forkdisk::ErrorKind;
 use forkdisk_control::{Check, params};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;

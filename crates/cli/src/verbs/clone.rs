@@ -5,8 +5,7 @@ use clap::Args;
 use forkdisk_control::params;
 
 use crate::address::{names, same_pool};
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 
 /// Create writable clones that share everything with a volume or snapshot
@@ -28,5 +27,5 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;
     let method = params::Clone { source, volumes: names(addresses) };
-    print_if_json(global, &call(global, &pool, Access::Write, method)?)
+    global.print_if_json(&call(global, &pool, Access::Write, method)?)
 }

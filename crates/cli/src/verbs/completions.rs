@@ -1,10 +1,9 @@
 //! `completions`: prints a shell's completion script for the command line.
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::command::without_hidden_verbs;
 use crate::output::print;
 
 /// Write a completion script for a shell to standard output
@@ -14,9 +13,9 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Writes the script.
-pub fn run(args: CompletionsArgs) -> Result<()> {
+/// Writes the script for `command`.
+pub fn run(args: CompletionsArgs, mut command: Command) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut without_hidden_verbs(), "forkdisk", &mut script);
+    clap_complete::generate(args.shell, &mut command, "forkdisk", &mut script);
     print(&script)
 }

@@ -4,8 +4,8 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::Global;
 use crate::config::{Given, KEYS, Key};
+use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 
 /// Show the effective configuration and the source of each value

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk_control::{CopierRecord, params};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, call};
 use crate::size;

@@ -6,8 +6,7 @@ use forkdisk::GatherPolicy;
 use forkdisk_control::params;
 
 use crate::address::{names, same_pool};
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
 
@@ -52,5 +51,5 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         quota: args.quota,
         gather: args.gather.map(|policy| policy.to_string()),
     };
-    print_if_json(global, &call(global, &pool, Access::Write, method)?)
+    global.print_if_json(&call(global, &pool, Access::Write, method)?)
 }

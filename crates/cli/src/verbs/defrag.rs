@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use forkdisk_control::{Gathering, params};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;

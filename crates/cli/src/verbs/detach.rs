@@ -9,7 +9,7 @@ use forkdisk_fuse::{MountPoint, mounted_at};
 
 use super::umount;
 use crate::attach::{self, private_mount};
-use crate::cli::Global;
+use crate::global::Global;
 use crate::session::daemon;
 
 /// Remove a block device that `attach` created, after everything is written

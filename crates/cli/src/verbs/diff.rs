@@ -6,7 +6,7 @@ use forkdisk_control::{Change, params};
 use serde::Serialize;
 
 use crate::address::{Address, same_pool};
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, with_pool};
 

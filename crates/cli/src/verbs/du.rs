@@ -5,7 +5,7 @@ use clap::Args;
 use forkdisk_control::{DuRecord, params};
 
 use crate::address::{names, same_pool};
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;

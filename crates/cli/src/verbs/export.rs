@@ -11,7 +11,7 @@ use clap::Args;
 use forkdisk_control::params;
 use forkdisk_uring::block_device_user;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::new_file::NewFile;
 use crate::progress::Progress;
 use crate::qemu;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use forkdisk_control::{Flattening, params};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;

@@ -6,8 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use forkdisk_control::params;
 
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
 
@@ -24,5 +23,5 @@ pub struct GrowArgs {
 /// Grows the pool; a smaller size is refused.
 pub fn run(args: GrowArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    print_if_json(global, &call(global, &path, Access::Write, params::Grow { size: args.size })?)
+    global.print_if_json(&call(global, &path, Access::Write, params::Grow { size: args.size })?)
 }

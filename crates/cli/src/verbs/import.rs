@@ -12,8 +12,7 @@ use clap::builder::PossibleValuesParser;
 use forkdisk_control::image::format::{FORMATS, Format, Kind, named};
 use forkdisk_control::{image, params};
 
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::qemu;
 use crate::session::{Access, with_pool};
 use crate::size;
@@ -66,7 +65,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     };
     if is_stdin {
         let stdin = io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be used")?;
-        return print_if_json(global, &import(method, stdin)?);
+        return global.print_if_json(&import(method, stdin)?);
     }
     let file = File::open(&args.image).with_context(|| format!("{shown}: cannot be read"))?;
     let kind = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?.file_type();
@@ -80,12 +79,12 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         given => given,
     };
     let Some(Format { name, kind: Kind::Disk { driver }, .. }) = format else {
-        return print_if_json(global, &import(method, OwnedFd::from(file))?);
+        return global.print_if_json(&import(method, OwnedFd::from(file))?);
     };
     let reader = qemu::Reader::start(&args.image, &file, name, driver, args.force)?;
     method.format = Some(image::NBD.to_string());
     let socket = reader.socket()?;
     let imported = import(method, socket);
     let said = reader.end();
-    print_if_json(global, &imported.map_err(|error| qemu::explain(error, &shown, name, said))?)
+    global.print_if_json(&imported.map_err(|error| qemu::explain(error, &shown, name, said))?)
 }

@@ -12,7 +12,7 @@ use forkdisk::{Device, FormatOptions, Pool, PoolInfo};
 use forkdisk_control::runtime_dir;
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::host;
 use crate::output::print_json;
 use crate::pool_lock::PoolLock;

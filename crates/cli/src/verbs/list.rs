@@ -5,7 +5,7 @@ use clap::Args;
 use forkdisk_control::{VolumeRecord, params};
 
 use crate::address::{names, same_pool};
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, call};
 

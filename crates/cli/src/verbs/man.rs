@@ -10,7 +10,6 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, line_break, roman};
 
 use super::examples;
-use crate::command::without_hidden_verbs;
 use crate::config::{KEYS, Key, Scope};
 use crate::output::utc;
 
@@ -21,11 +20,11 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Writes `forkdisk.1` and one page for each verb.
-pub fn run(args: ManArgs) -> Result<()> {
+/// Writes `forkdisk.1` and one page for each verb of `command`.
+pub fn run(args: ManArgs, command: Command) -> Result<()> {
     let shown = args.dir.display();
     fs::create_dir_all(&args.dir).with_context(|| format!("{shown}: cannot be made"))?;
-    let mut whole = without_hidden_verbs().disable_help_subcommand(true);
+    let mut whole = command.disable_help_subcommand(true);
     whole.build();
     let date = date();
     let verbs = whole.get_subcommands().map(|verb| (format!("forkdisk-{}", verb.get_name()), verb));

@@ -5,7 +5,7 @@ use clap::Args;
 use forkdisk_control::{Piece, params};
 use serde::Serialize;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, with_pool};
 

@@ -1,6 +1,5 @@
 //! `mount`: a pool as a folder in which every volume is a file.
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -9,19 +8,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{GatherPolicy, Pool};
-use forkdisk_control::{Client, params};
-use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions, connect, unmount};
+use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, Rt, Signals, UringDevice};
 use rustix::process::Signal;
 use serde::Serialize;
 
-use crate::cli::Global;
 use crate::daemon::{descriptors, detach, reserves, space};
+use crate::global::Global;
 use crate::host;
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
+use crate::served_mount::{mount_served, syscall_helper};
 use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
-use crate::verbs::on_mount::syscall_helper;
 use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
 
 /// Interval at which freed space is released.
@@ -158,27 +156,6 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         tracing::info!("unmounted");
         Ok(ExitCode::SUCCESS)
     })?
-}
-
-/// Mounts, and has the daemon that serves the pool serve the mount. Returns its directory, without links.
-pub fn mount_served(
-    client: &mut Client,
-    dir: &Path,
-    options: &MountOptions,
-    (gather, show_snapshots): (GatherPolicy, bool),
-) -> Result<PathBuf> {
-    let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let connection = connect(&dir, options)?;
-    let (gather, dir_text) = (Some(gather.to_string()), dir.display().to_string());
-    let mount = params::Mount { dir: dir_text, uid, gid, gather, show_snapshots };
-    if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
-        // Closing the connection ends all calls that already wait for it.
-        drop(connection);
-        let _ = unmount(&dir, true);
-        return Err(failure.into());
-    }
-    Ok(dir)
 }
 
 async fn serve(

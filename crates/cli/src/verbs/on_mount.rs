@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use forkdisk_fuse::{SyscallHelper, carry_out};
+use forkdisk_fuse::carry_out;
 
 use crate::daemon::reserves;
 use crate::output::print_line;
@@ -15,11 +15,6 @@ pub struct OnMountArgs {
     /// The call and its path
     #[arg(required = true)]
     words: Vec<OsString>,
-}
-
-/// Returns how the serving process starts this verb: from its own executable, even if that was replaced meanwhile.
-pub fn syscall_helper() -> SyscallHelper {
-    SyscallHelper { program: "/proc/self/exe".into(), args: ["on-mount", "--"].map(OsString::from).to_vec() }
 }
 
 /// Makes the call and prints its outcome.

@@ -7,8 +7,8 @@ use clap::Args;
 use forkdisk_control::params;
 
 use crate::address::{self, Address};
-use crate::cli::Global;
-use crate::output::{print_if_json, print_line};
+use crate::global::Global;
+use crate::output::print_line;
 use crate::session::{Access, call};
 use crate::size;
 
@@ -44,7 +44,7 @@ pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
     let path = path.map_err(|path| anyhow::anyhow!("{}: the path is not UTF-8", path.display()))?;
     let (chunk, copy_ahead, when_full) = (args.chunk, args.copy_ahead, args.when_full);
     let method = params::Protect { volume: address.name, path, chunk, copy_ahead, when_full };
-    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+    global.print_if_json(&call(global, &address.pool, Access::Write, method)?)
 }
 
 /// Parses a volume's address: one word, or two words for pool and name.
@@ -83,5 +83,5 @@ pub fn run_unprotect(args: UnprotectArgs, global: &Global) -> Result<()> {
     if args.dry_run && !global.output.json() {
         return gone.deleted.iter().try_for_each(|name| print_line(name));
     }
-    print_if_json(global, &gone)
+    global.print_if_json(&gone)
 }

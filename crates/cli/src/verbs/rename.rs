@@ -5,8 +5,7 @@ use clap::Args;
 use forkdisk_control::params;
 
 use crate::address::same_pool;
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 
 /// Rename a volume or snapshot
@@ -27,5 +26,5 @@ pub fn run(args: RenameArgs, global: &Global) -> Result<()> {
     let addresses = [global.object(&args.from)?, global.object(&args.to)?];
     let pool = same_pool(&addresses)?;
     let [from, to] = addresses.map(|address| address.name);
-    print_if_json(global, &call(global, &pool, Access::Write, params::Rename { from, to })?)
+    global.print_if_json(&call(global, &pool, Access::Write, params::Rename { from, to })?)
 }

@@ -7,8 +7,7 @@ use clap::Args;
 use forkdisk_control::{VolumeRecord, params};
 
 use crate::attach::{self, Attachment};
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
 
@@ -41,7 +40,7 @@ pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
         tracing::warn!("{why}");
     }
     grow_devices(&address.pool, &resized);
-    print_if_json(global, &resized)
+    global.print_if_json(&resized)
 }
 
 /// Sets attached devices to the length of their volume. A failure is logged and leaves the volume as it is.

@@ -4,8 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use forkdisk_control::params;
 
-use crate::cli::Global;
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, call};
 
 /// Give a volume the contents and the size of one of its snapshots; newer snapshots stay
@@ -26,5 +25,5 @@ pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
     if let Some(why) = &record.waits {
         tracing::warn!("{why}");
     }
-    print_if_json(global, &record)
+    global.print_if_json(&record)
 }

@@ -12,9 +12,9 @@ use forkdisk_uring::SocketAccess;
 use serde::Serialize;
 
 use crate::attach;
-use crate::cli::Global;
 use crate::config::{Given, Settings as Configuration, key};
 use crate::daemon::{self, Ready, Settings, detach, reserves};
+use crate::global::Global;
 use crate::group;
 use crate::host;
 use crate::network::Network;

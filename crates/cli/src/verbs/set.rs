@@ -9,10 +9,9 @@ use forkdisk::GatherPolicy;
 use forkdisk_control::params;
 use forkdisk_uring::Config;
 
-use crate::cli::Global;
 use crate::config::keys;
+use crate::global::Global;
 use crate::host;
-use crate::output::print_if_json;
 use crate::session::{
     Access, call, close_pool, daemon, open_device, open_device_in_turn, open_device_of_copy, open_pool,
 };
@@ -127,7 +126,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         Property::Gather(policy) => method.gather = Some(policy.to_string()),
         Property::OfPool(_) => unreachable!("done above"),
     }
-    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+    global.print_if_json(&call(global, &address.pool, Access::Write, method)?)
 }
 
 /// Changes the superblock of a pool that no process has open.
@@ -157,11 +156,8 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
         };
         changed.with_context(|| shown.to_string())
     })??;
-    print_if_json(
-        global,
-        &match change {
-            PoolChange::NewUuid => serde_json::json!({ "uuid": forkdisk::uuid_text(&uuid) }),
-            PoolChange::Heartbeat(interval) => serde_json::json!({ "multihost": interval.as_secs_f64() }),
-        },
-    )
+    global.print_if_json(&match change {
+        PoolChange::NewUuid => serde_json::json!({ "uuid": forkdisk::uuid_text(&uuid) }),
+        PoolChange::Heartbeat(interval) => serde_json::json!({ "multihost": interval.as_secs_f64() }),
+    })
 }

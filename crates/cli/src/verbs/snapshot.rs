@@ -13,10 +13,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::address::{names, same_pool};
 use crate::attach;
-use crate::cli::Global;
 use crate::config::key;
 use crate::freeze::{Frozen, files_of};
-use crate::output::print_if_json;
+use crate::global::Global;
 use crate::session::{Access, Caller, with_pool};
 
 /// Take snapshots, all of them at one instant or none
@@ -79,7 +78,7 @@ pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
         }
         (taken, _) => taken?,
     };
-    print_if_json(global, &taken)?;
+    global.print_if_json(&taken)?;
     after.context("the snapshots were taken")
 }
 

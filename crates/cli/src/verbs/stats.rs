@@ -10,7 +10,7 @@ use forkdisk_monitor::{OriginFigures, RequestsRecord, Statistics};
 use rustix::fs::access;
 use serde::Serialize;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, Caller, with_pool};
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::attach;
-use crate::cli::Global;
+use crate::global::Global;
 use crate::progress::Progress;
 use crate::session;
 

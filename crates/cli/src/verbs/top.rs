@@ -10,7 +10,7 @@ use clap::Args;
 use forkdisk_control::{Client, params};
 use forkdisk_monitor::Statistics;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::print_line;
 use crate::session::daemon;
 use crate::top::rates::View;

@@ -12,7 +12,7 @@ use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 use rustix::io::Errno;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::owner::InUse;
 use crate::progress::Progress;
 use crate::session::daemon;

@@ -16,7 +16,7 @@ use forkdisk_control::Check;
 use forkdisk_uring::Config;
 use serde::Serialize;
 
-use crate::cli::Global;
+use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, open_device, open_device_in_turn};
 use crate::size::human;
