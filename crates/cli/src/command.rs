@@ -4,7 +4,6 @@
 use clap::{Arg, Command};
 
 use crate::declared;
-use crate::verbs::examples;
 
 /// Heading of the options common to all verbs.
 const OF_EVERY_VERB: &str = "Options of every verb";
@@ -27,14 +26,7 @@ const ELSEWHERE: [(&[&str], &str); 5] = [
 
 /// Completes the `derived` definition.
 pub fn complete(derived: Command) -> Command {
-    derived.mut_args(tune).mut_subcommands(|verb| {
-        let shown = examples::of(verb.get_name()).map(|lines| format!("Examples:\n  {}", lines.join("\n  ")));
-        let verb = declared::describe(verb.mut_args(tune));
-        match shown {
-            Some(shown) => verb.after_help(shown),
-            None => verb,
-        }
-    })
+    derived.mut_args(tune).mut_subcommands(|verb| declared::describe(verb.mut_args(tune)))
 }
 
 /// Returns the definition `whole` without the verbs that only forkdisk itself and udev use.
@@ -67,6 +59,7 @@ pub fn elsewhere(word: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::cli::Cli;
+    use crate::verbs::examples;
 
     #[test]
     fn the_definition_is_consistent() {
@@ -98,11 +91,12 @@ mod tests {
 
     #[test]
     fn every_verb_has_examples_that_its_parser_takes() {
-        let verbs: Vec<String> = Cli::definition().get_subcommands().map(|verb| verb.get_name().to_string()).collect();
         // Started by forkdisk itself, or by udev.
         let internal = ["device-links", "hold-frozen", "on-mount", "with-parent"];
-        for verb in verbs.iter().filter(|verb| !internal.contains(&verb.as_str())) {
-            let lines = examples::of(verb).unwrap_or_else(|| panic!("{verb} has no example"));
+        let definition = Cli::definition();
+        for verb in definition.get_subcommands().filter(|verb| !internal.contains(&verb.get_name())) {
+            let lines = examples::of(verb);
+            assert!(!lines.is_empty(), "{} has no example", verb.get_name());
             for line in lines {
                 let words = line.split_whitespace().take_while(|word| !["|", ">"].contains(word));
                 Cli::definition().try_get_matches_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));

@@ -12,6 +12,7 @@ use crate::attach::{self, Attachment, Means, Owner, Target};
 use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json, print_line};
 use crate::session::daemon;
+use crate::verbs::examples::examples;
 
 /// How long to wait for another process that has the pool open.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,6 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// loop driver with direct I/O on the volume's file. Needs root. A pool that no process serves is
 /// served in the background until its last device is detached.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk attach /srv/pool.img/vm1"])]
 pub struct AttachArgs {
     #[arg(required_unless_present = "list", value_name = "ADDRESS")]
     object: Option<String>,

@@ -11,9 +11,11 @@ use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, page, table};
 use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Measure forkdisk on this machine
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk bench engine"])]
 pub struct BenchArgs {
     #[command(subcommand)]
     workload: Workload,

@@ -14,12 +14,14 @@ use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
+use crate::verbs::examples::examples;
 
 const CORRUPT_STATUS: u8 = 2;
 const LEAKS_STATUS: u8 = 3;
 
 /// Verify a pool: exit status 0 clean, 1 could not complete, 2 corrupt, 3 leaks only
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk check /srv/pool.img"])]
 pub struct CheckArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -7,9 +7,11 @@ use forkdisk_control::params;
 use crate::address::{names, same_pool};
 use crate::global::Global;
 use crate::session::{Access, call};
+use crate::verbs::examples::examples;
 
 /// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk clone /srv/pool.img/base@v1 /srv/pool.img/vm1 /srv/pool.img/vm2"])]
 pub struct CloneArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     source: String,

@@ -5,9 +5,11 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::output::print;
+use crate::verbs::examples::examples;
 
 /// Write a completion script for a shell to standard output
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk completions bash > /usr/share/bash-completion/completions/forkdisk"])]
 pub struct CompletionsArgs {
     /// The shell
     shell: Shell,

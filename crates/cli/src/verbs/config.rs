@@ -7,12 +7,14 @@ use serde::Serialize;
 use crate::config::{Given, KEYS, Key};
 use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
+use crate::verbs::examples::examples;
 
 /// Show the effective configuration and the source of each value
 ///
 /// A flag takes precedence over an environment variable, that over the file, that over the default.
 /// This verb takes the flags of `serve`.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk config"])]
 pub struct ConfigArgs {
     #[command(flatten)]
     pub given: Given<true>,

@@ -10,11 +10,13 @@ use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, call};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Show or set how data is copied when shared chunks are broken
 ///
 /// Settings are stored in the pool and apply to running copies at once.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk copier /srv/pool.img --set throttle=50%"])]
 pub struct CopierArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -9,9 +9,11 @@ use crate::address::{names, same_pool};
 use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Create an empty volume
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk create /srv/pool.img/vm1 --size 20G"])]
 pub struct CreateArgs {
     #[arg(required = true, value_name = "POOL/VOLUME")]
     volumes: Vec<String>,

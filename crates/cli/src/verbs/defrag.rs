@@ -8,6 +8,7 @@ use crate::global::Global;
 use crate::output::{percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
+use crate::verbs::examples::examples;
 
 /// Gather the scattered pages of a volume or snapshot
 ///
@@ -16,6 +17,7 @@ use crate::size::human;
 /// and stay if they are shared in another arrangement. Clients can continue meanwhile; the copier's throttles
 /// limit the load (`forkdisk copier`). The property `gather` does the same in the background (`forkdisk set`).
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk defrag /srv/pool.img/vm1"])]
 pub struct DefragArgs {
     #[arg(value_name = "POOL/VOLUME")]
     object: String,

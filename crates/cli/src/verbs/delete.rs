@@ -9,9 +9,14 @@ use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
+use crate::verbs::examples::examples;
 
 /// Delete volumes and snapshots, all of them or none
 #[derive(Args)]
+#[command(after_help = examples![
+    "forkdisk delete -n -r /srv/pool.img/vm1",
+    "forkdisk delete /srv/pool.img/vm1@monday",
+])]
 pub struct DeleteArgs {
     #[arg(required = true, value_name = "POOL/VOLUME[@SNAPSHOT]")]
     objects: Vec<String>,

@@ -11,11 +11,13 @@ use super::umount;
 use crate::attach::{self, private_mount};
 use crate::global::Global;
 use crate::session::daemon;
+use crate::verbs::examples::examples;
 
 /// Remove a block device that `attach` created, after everything is written
 ///
 /// Refused while a file system is mounted from it.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk detach /dev/ublkb0"])]
 pub struct DetachArgs {
     /// The device, or the volume or snapshot
     #[arg(value_name = "DEVICE|ADDRESS")]

@@ -9,12 +9,14 @@ use crate::address::{Address, same_pool};
 use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, with_pool};
+use crate::verbs::examples::examples;
 
 /// Show which parts of two volumes or snapshots differ
 ///
 /// Without RIGHT, LEFT is a snapshot and is compared with its volume. Classes: different (both have data),
 /// left_only (the right one has none), right_only.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk diff /srv/pool.img/vm1@monday /srv/pool.img/vm1"])]
 pub struct DiffArgs {
     #[arg(value_name = "LEFT")]
     left: String,

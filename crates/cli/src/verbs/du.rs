@@ -9,9 +9,11 @@ use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
+use crate::verbs::examples::examples;
 
 /// Show the bytes that volumes reference and hold exclusively, and what deleting them would free
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk du /srv/pool.img"])]
 pub struct DuArgs {
     #[arg(value_name = "ADDRESS")]
     objects: Vec<String>,

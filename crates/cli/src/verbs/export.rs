@@ -16,6 +16,7 @@ use crate::new_file::NewFile;
 use crate::progress::Progress;
 use crate::qemu;
 use crate::session::{Access, with_pool};
+use crate::verbs::examples::examples;
 
 /// Write a volume or snapshot as an image, with holes where it has no data
 ///
@@ -24,6 +25,10 @@ use crate::session::{Access, with_pool};
 /// A new file gets its name when it is complete; an export that fails or is killed leaves none. An
 /// overwritten file (--force) is shorter than the volume until it is complete, and empty after a failure.
 #[derive(Args)]
+#[command(after_help = examples![
+    "forkdisk export /srv/pool.img/vm1@monday vm1.raw",
+    "forkdisk export /srv/pool.img/vm1 - | zstd",
+])]
 pub struct ExportArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     object: String,

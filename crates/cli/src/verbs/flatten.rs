@@ -8,6 +8,7 @@ use crate::global::Global;
 use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
+use crate::verbs::examples::examples;
 
 /// Make a clone of an origin's snapshot independent of it
 ///
@@ -16,6 +17,7 @@ use crate::size::human;
 /// Clients can continue meanwhile. If there is no space, the clone stays dependent, and what was copied need
 /// not be copied again. Snapshots and clones made of the clone before that still hold the snapshot.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk flatten /srv/pool.img/copy"])]
 pub struct FlattenArgs {
     #[arg(value_name = "POOL/VOLUME")]
     volume: String,

@@ -9,9 +9,11 @@ use forkdisk_control::params;
 use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Enlarge a pool
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk grow /srv/pool.img --size 200G"])]
 pub struct GrowArgs {
     /// The pool
     pool: Option<PathBuf>,

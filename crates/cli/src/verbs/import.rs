@@ -17,6 +17,7 @@ use crate::qemu;
 use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::create::ChunkArg;
+use crate::verbs::examples::examples;
 
 /// Create a volume from an image
 ///
@@ -26,6 +27,7 @@ use crate::verbs::create::ChunkArg;
 ///
 /// The volume appears when it is complete: an import that fails or is killed leaves none.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk import debian.qcow2 /srv/pool.img/base"])]
 pub struct ImportArgs {
     /// The image, a file or block device; - reads standard input
     #[arg(value_name = "FILE|-")]

@@ -17,10 +17,12 @@ use crate::host;
 use crate::output::print_json;
 use crate::pool_lock::PoolLock;
 use crate::session::{Access, open_device};
+use crate::verbs::examples::examples;
 use crate::{owner, size};
 
 /// Create a pool in a sparse file or on a block device
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk init /srv/pool.img --size 100G", "forkdisk init /dev/sdb"])]
 pub struct InitArgs {
     /// The file or block device; creates a missing file
     path: Option<PathBuf>,

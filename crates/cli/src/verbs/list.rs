@@ -8,9 +8,11 @@ use crate::address::{names, same_pool};
 use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, call};
+use crate::verbs::examples::examples;
 
 /// List volumes and snapshots
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk list /srv/pool.img", "forkdisk list -Hp /srv/pool.img/vm1"])]
 pub struct ListArgs {
     #[arg(value_name = "ADDRESS")]
     objects: Vec<String>,

@@ -12,9 +12,11 @@ use clap_mangen::roff::{Roff, bold, line_break, roman};
 use super::examples;
 use crate::config::{KEYS, Key, Scope};
 use crate::output::utc;
+use crate::verbs::examples::examples;
 
 /// Write the manual pages into a directory
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk man /usr/share/man/man1"])]
 pub struct ManArgs {
     /// The directory; created if it is missing
     dir: PathBuf,
@@ -60,7 +62,8 @@ fn page(name: &str, command: Command, date: &str) -> std::io::Result<String> {
         man.render_extra_section(&mut text)?;
     }
     let mut rest = Roff::new();
-    if let Some(lines) = examples::of(&verb) {
+    let lines = examples::of(&command);
+    if !lines.is_empty() {
         rest.control("SH", ["EXAMPLES"]);
         rest.control("nf", []);
         rest.text(lines.join("\n").lines().flat_map(|line| [roman(line), line_break()]).collect::<Vec<_>>());

@@ -8,11 +8,13 @@ use serde::Serialize;
 use crate::global::Global;
 use crate::output::{Column, TableArgs, print_json};
 use crate::session::{Access, with_pool};
+use crate::verbs::examples::examples;
 
 /// Show where a volume or snapshot has data
 ///
 /// In JSON as `qemu-img map` writes it; depth is 0 for exclusive data, 1 for shared data.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk map /srv/pool.img/vm1"])]
 pub struct MapArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     object: String,

@@ -20,6 +20,7 @@ use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::served_mount::{mount_served, syscall_helper};
 use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
+use crate::verbs::examples::examples;
 use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
 
 /// Interval at which freed space is released.
@@ -32,6 +33,7 @@ const GIVE_BACK: Duration = Duration::from_secs(5);
 /// the pool clean. Without root it needs fusermount3. `cp` within the mount makes clones; `mkdir
 /// DIR/.snapshots/VOLUME/NAME` takes a snapshot.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk mount /srv/pool.img /mnt/pool --daemon"])]
 pub struct MountArgs {
     /// The pool, and the folder to mount it on; with FORKDISK_POOL the folder alone is enough
     #[arg(required = true, num_args = 1..=2, value_names = ["POOL", "DIR"])]

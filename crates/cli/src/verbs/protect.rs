@@ -11,11 +11,13 @@ use crate::global::Global;
 use crate::output::print_line;
 use crate::session::{Access, call};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Protect a device or file in place: snapshots of it keep overwritten contents in the pool
 ///
 /// Its data stays where it is. From now on it must be used through forkdisk, under its name.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk protect /srv/pool.img/data /dev/disk/by-id/nvme-1"])]
 pub struct ProtectArgs {
     /// Name of the origin, in one word or in two (POOL VOLUME), and the device or file; no other
     /// process may have that open for writing
@@ -60,6 +62,7 @@ fn volume(words: &[String], global: &Global) -> Result<Address> {
 
 /// Turn an origin into an ordinary disk: its data stays, its snapshots are deleted
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk unprotect /srv/pool.img/data"])]
 pub struct UnprotectArgs {
     /// The origin, in one word or in two (POOL VOLUME)
     #[arg(num_args = 1..=2, required = true, value_name = "POOL/VOLUME")]

@@ -7,12 +7,14 @@ use forkdisk_control::params;
 use crate::address::same_pool;
 use crate::global::Global;
 use crate::session::{Access, call};
+use crate::verbs::examples::examples;
 
 /// Rename a volume or snapshot
 ///
 /// The snapshots of a volume keep their own names under its new one. Clients of a served volume
 /// keep their connections; new connections use its new name.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk rename /srv/pool.img/vm1 /srv/pool.img/old/vm1"])]
 pub struct RenameArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     from: String,

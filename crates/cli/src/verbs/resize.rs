@@ -10,12 +10,14 @@ use crate::attach::{self, Attachment};
 use crate::global::Global;
 use crate::session::{Access, call};
 use crate::size;
+use crate::verbs::examples::examples;
 
 /// Change the size of a volume
 ///
 /// Clients of a served volume can use its new size at once; most query it only when they connect
 /// again. A block device attached to the volume grows with it.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk resize /srv/pool.img/vm1 --size 40G"])]
 pub struct ResizeArgs {
     #[arg(value_name = "POOL/VOLUME")]
     volume: String,

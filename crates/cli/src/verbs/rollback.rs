@@ -6,9 +6,11 @@ use forkdisk_control::params;
 
 use crate::global::Global;
 use crate::session::{Access, call};
+use crate::verbs::examples::examples;
 
 /// Give a volume the contents and the size of one of its snapshots; newer snapshots stay
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk rollback /srv/pool.img/vm1@monday"])]
 pub struct RollbackArgs {
     #[arg(value_name = "POOL/VOLUME@SNAPSHOT")]
     snapshot: String,

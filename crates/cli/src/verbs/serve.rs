@@ -19,6 +19,7 @@ use crate::group;
 use crate::host;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
+use crate::verbs::examples::examples;
 use crate::volume_sockets::VolumeSockets;
 
 /// Most exports announced by name as text; JSON lists all of them.
@@ -29,6 +30,7 @@ const ANNOUNCED_COUNT: usize = 100;
 /// SIGTERM, SIGINT and `forkdisk stop` let requests in flight end, flush, and leave the pool clean.
 /// All other verbs work meanwhile.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk serve /srv/pool.img --daemon"])]
 pub struct ServeArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -16,6 +16,7 @@ use crate::session::{
     Access, call, close_pool, daemon, open_device, open_device_in_turn, open_device_of_copy, open_pool,
 };
 use crate::size;
+use crate::verbs::examples::examples;
 use crate::verbs::init::random_uuid;
 use crate::volatile_file::VolatileFile;
 
@@ -27,6 +28,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// The properties uuid and multihost are those of a pool that no process has open: name the pool instead of a
 /// volume.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk set quota=30G /srv/pool.img/vm1"])]
 pub struct SetArgs {
     /// The change
     ///
@@ -45,7 +47,7 @@ pub struct SetArgs {
 pub const PROPERTIES: [(&str, &str); 7] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
-    ("quota", "quota"),
+    ("quota=SIZE|none", "quota"),
     ("gather", "gather"),
     ("copy-ahead", "copy_ahead"),
     ("when-full", "when_full"),

@@ -17,11 +17,13 @@ use crate::config::key;
 use crate::freeze::{Frozen, files_of};
 use crate::global::Global;
 use crate::session::{Access, Caller, with_pool};
+use crate::verbs::examples::examples;
 
 /// Take snapshots, all of them at one instant or none
 ///
 /// File systems mounted from attached volumes are frozen meanwhile (docs/attach.md).
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk snapshot /srv/pool.img/vm1@monday /srv/pool.img/vm2@monday"])]
 pub struct SnapshotArgs {
     #[arg(required = true, value_name = "POOL/VOLUME@SNAPSHOT")]
     snapshots: Vec<String>,

@@ -13,9 +13,11 @@ use serde::Serialize;
 use crate::global::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, Caller, with_pool};
+use crate::verbs::examples::examples;
 
 /// Show the state of a pool and its use of space
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk stats /srv/pool.img"])]
 pub struct StatsArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -15,6 +15,7 @@ use crate::attach;
 use crate::global::Global;
 use crate::progress::Progress;
 use crate::session;
+use crate::verbs::examples::examples;
 
 /// How long a daemon may take to end once its pool is closed.
 const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -24,6 +25,7 @@ const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 /// Requests in flight end, everything is flushed, and the pool is left clean. Refused while NBD
 /// clients are connected, since they would lose their disks.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk stop /srv/pool.img"])]
 pub struct StopArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -15,11 +15,13 @@ use crate::output::print_line;
 use crate::session::daemon;
 use crate::top::rates::View;
 use crate::top::{screen, table};
+use crate::verbs::examples::examples;
 
 /// Watch a served pool: volumes, throughput, latency, space, journal
 ///
 /// Ends with q. If the output is not a terminal, one table is printed.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk top /srv/pool.img"])]
 pub struct TopArgs {
     /// The pool
     pool: Option<PathBuf>,

@@ -16,6 +16,7 @@ use crate::global::Global;
 use crate::owner::InUse;
 use crate::progress::Progress;
 use crate::session::daemon;
+use crate::verbs::examples::examples;
 
 /// How long the pool may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,6 +26,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Unmount a pool mounted with `mount`, and wait until everything is written
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk umount /mnt/pool"])]
 pub struct UmountArgs {
     /// The mounted folder
     dir: PathBuf,

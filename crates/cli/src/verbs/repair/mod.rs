@@ -21,6 +21,7 @@ use crate::output::{print_json, print_line};
 use crate::session::{Access, open_device, open_device_in_turn};
 use crate::size::human;
 use crate::verbs::check::{examine, exit_code, print_damage};
+use crate::verbs::examples::examples;
 
 use undo::UndoFile;
 
@@ -29,6 +30,7 @@ use undo::UndoFile;
 /// For pools in which `check` finds damaged count pages, a damaged log of counts or superblock, or leaks. Maps, data,
 /// the directory of volumes and the journal are not changed. Overwritten pages are saved to an undo file first.
 #[derive(Args)]
+#[command(after_help = examples!["forkdisk repair /srv/pool.img"])]
 pub struct RepairArgs {
     /// The pool
     pool: Option<PathBuf>,
