@@ -17,11 +17,14 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::Value;
 
+use crate::call::Call;
+use crate::event::Event;
 use crate::message::{self, ErrorCode, Incoming, Item, RpcError};
 use crate::method::{Reply, Request};
 use crate::observer::{Observer, Step};
-use crate::perform::{Call, perform};
-use crate::server::State;
+use crate::perform::perform;
+use crate::server_options::ServerOptions;
+use crate::session::Session;
 
 /// Most descriptors received with one piece of a message.
 const MAX_FILES_PER_PIECE: usize = 4;
@@ -32,6 +35,25 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Most bytes received and dropped after a message that is too long.
 const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
+
+/// State of the server that its connections use.
+pub struct Shared {
+    pub session: Session,
+    pub options: ServerOptions,
+    /// Raised by `stop`: no further request is read, and verbs that can be undone end.
+    pub stop: Event,
+    /// The task that waits until the state of a peer has changed.
+    pub changed: Cell<Option<std::task::Waker>>,
+}
+
+impl Shared {
+    /// Wakes the waiting task; called whenever the state of a peer has changed.
+    pub fn wake(&self) {
+        if let Some(waker) = self.changed.take() {
+            waker.wake();
+        }
+    }
+}
 
 /// State of one connection, as the server sees it.
 pub struct Peer {
@@ -77,16 +99,16 @@ pub enum Closed {
 }
 
 /// Serves one peer until it has gone or the server stops.
-pub async fn serve(state: &State, peer: &Peer) -> Result<(), Closed> {
+pub async fn serve(shared: &Shared, peer: &Peer) -> Result<(), Closed> {
     let mut inbox = Inbox { stream: peer.stream.clone(), bytes: Vec::new(), seen: 0, files: VecDeque::new() };
     loop {
-        let line = match state.stop.unless(inbox.line(state.options.max_message)).await {
+        let line = match shared.stop.unless(inbox.line(shared.options.max_message)).await {
             None | Some(Ok(None)) => return Ok(()),
             Some(Ok(Some(line))) => line,
             Some(Err(Closed::TooLong(most))) => {
                 let error = RpcError::new(ErrorCode::TOO_LONG, format!("a message has at most {most} bytes"));
-                send(state, peer, &message::answer(&Value::Null, Err::<(), _>(error))).await?;
-                inbox.forget_the_rest(state).await;
+                send(shared, peer, &message::answer(&Value::Null, Err::<(), _>(error))).await?;
+                inbox.forget_the_rest(shared).await;
                 return Err(Closed::TooLong(most));
             }
             Some(Err(closed)) => return Err(closed),
@@ -96,42 +118,42 @@ pub async fn serve(state: &State, peer: &Peer) -> Result<(), Closed> {
         }
         match message::parse(&line) {
             Incoming::One(item) => {
-                if let Some(answer) = handle(state, peer, &mut inbox, item).await {
-                    send(state, peer, &answer).await?;
+                if let Some(answer) = handle(shared, peer, &mut inbox, item).await {
+                    send(shared, peer, &answer).await?;
                 }
             }
             Incoming::Batch(items) => {
                 let mut answers = Vec::new();
                 for item in items {
-                    answers.extend(handle(state, peer, &mut inbox, item).await);
+                    answers.extend(handle(shared, peer, &mut inbox, item).await);
                 }
                 if !answers.is_empty() {
-                    send(state, peer, &Value::Array(answers)).await?;
+                    send(shared, peer, &Value::Array(answers)).await?;
                 }
             }
         }
     }
 }
 
-async fn send(state: &State, peer: &Peer, message: &Value) -> Result<(), Closed> {
+async fn send(shared: &Shared, peer: &Peer, message: &Value) -> Result<(), Closed> {
     let sent = peer.stream.send_vectored(vec![message::line(message).into()]);
-    match state.session.runtime.timeout(state.options.send_timeout, sent).await {
+    match shared.session.runtime.timeout(shared.options.send_timeout, sent).await {
         Ok((result, _)) => Ok(result?),
         Err(_) => Err(Closed::NotReading),
     }
 }
 
 /// Carries out one request; returns the answer, or `None` for a notification.
-async fn handle(state: &State, peer: &Peer, inbox: &mut Inbox, item: Item) -> Option<Value> {
+async fn handle(shared: &Shared, peer: &Peer, inbox: &mut Inbox, item: Item) -> Option<Value> {
     let outcome = match item.request {
         Err(error) => Err(error),
         Ok(request) => {
             peer.busy.set(true);
             peer.stopping.set(matches!(request, Request::Stop(_)));
-            let outcome = carry_out(state, peer, inbox, request, item.id.as_ref()).await;
+            let outcome = carry_out(shared, peer, inbox, request, item.id.as_ref()).await;
             peer.busy.set(false);
             peer.stopping.set(false);
-            state.changed();
+            shared.wake();
             outcome
         }
     };
@@ -149,7 +171,7 @@ impl Observer for Reached {
 }
 
 async fn carry_out(
-    state: &State,
+    shared: &Shared,
     peer: &Peer,
     inbox: &mut Inbox,
     request: Request,
@@ -162,7 +184,7 @@ async fn carry_out(
     let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
     let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone() };
     tracing::debug!(method = request.method(), "a request");
-    let session = state.session.clone();
+    let session = shared.session.clone();
     let runtime = session.runtime.clone();
     let mut running = runtime.spawn(async move {
         let outcome = perform(&session, request, &call).await;
@@ -170,12 +192,12 @@ async fn carry_out(
         outcome
     });
     loop {
-        match runtime.timeout(state.options.progress_every, &mut running).await {
+        match runtime.timeout(shared.options.progress_every, &mut running).await {
             Ok(outcome) => return outcome.map_err(RpcError::from),
             Err(_) => {
                 let step = reached.0.borrow().clone();
                 if let (Some(id), Some(step)) = (id, step)
-                    && send(state, peer, &message::progress(id, &step)).await.is_err()
+                    && send(shared, peer, &message::progress(id, &step)).await.is_err()
                 {
                     cancelled.store(true, Ordering::Relaxed);
                     return running.await.map_err(RpcError::from);
@@ -219,7 +241,7 @@ impl Inbox {
 
     /// Receives and drops what the peer still sends, within limits of bytes and time. Closing the
     /// connection in the middle of a message would give the peer an error before it reads the answer.
-    async fn forget_the_rest(&mut self, state: &State) {
+    async fn forget_the_rest(&mut self, shared: &Shared) {
         // Fails if the peer is gone already.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let forget = async {
@@ -230,8 +252,8 @@ impl Inbox {
                 self.files.clear();
             }
         };
-        let limit = state.options.send_timeout;
-        let _ = state.stop.unless(state.session.runtime.timeout(limit, forget)).await;
+        let limit = shared.options.send_timeout;
+        let _ = shared.stop.unless(shared.session.runtime.timeout(limit, forget)).await;
     }
 
     /// Receives some bytes and the descriptors that come with them; returns false when the peer has closed its side.

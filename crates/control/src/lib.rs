@@ -13,6 +13,7 @@
 #![deny(clippy::missing_errors_doc)]
 
 mod bridge;
+mod call;
 mod client;
 mod connection;
 mod declared;
@@ -30,11 +31,13 @@ mod reply;
 pub mod runtime_dir;
 mod schema;
 mod server;
+mod server_options;
 mod session;
 pub mod size;
 mod sparse;
 mod window;
 
+pub use call::Call;
 pub use client::Client;
 pub use declared::{Declaration, Field};
 pub use event::Event;
@@ -43,11 +46,12 @@ pub use message::ErrorCode;
 pub use method::{Method, Reply, Request, params};
 pub use observer::{Observer, Silent, Step};
 pub use origins::{attach_origins, detach_origins};
-pub use perform::{Call, gather_policy, perform};
+pub use perform::{gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
     Status, Usage, VolumeRecord,
 };
 pub use schema::schema;
-pub use server::{Server, ServerHandle, ServerOptions};
+pub use server::{Server, ServerHandle};
+pub use server_options::ServerOptions;
 pub use session::{Guard, Host, NoHost, Session};

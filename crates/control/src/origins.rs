@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 use forkdisk::{Changes, Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool, uuid_text};
 use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 
+use crate::call::{Call, settle_later};
 use crate::failure::{Failure, FailureKind};
 use crate::identity;
 use crate::method::params;
 use crate::observer::Step;
-use crate::perform::{Call, settle_later};
 use crate::reply::{Deletion, VolumeRecord};
 use crate::runtime_dir;
 use crate::session::Session;

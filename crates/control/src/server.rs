@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use forkdisk_uring::{Rt, Stream, UnixListener};
 use serde_json::Value;
 
-use crate::connection::{self, Peer};
-use crate::event::Event;
+use crate::connection::{self, Peer, Shared};
 use crate::message::{self, ErrorCode, RpcError};
+use crate::server_options::ServerOptions;
 use crate::session::Session;
 
 /// Pause after a failed accept, for example when file descriptors have run out.
@@ -21,54 +21,15 @@ const RESERVE_FDS: usize = 16;
 /// Least time between two log messages about failed accepts.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// Limits of a control server. Peers can make it hold at most about
-/// `max_connections × max_message`, plus the buffers of imports and exports.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServerOptions {
-    /// Most connections at a time; more are refused with an error.
-    pub max_connections: usize,
-    /// Most bytes of one message of a peer.
-    pub max_message: usize,
-    /// A peer that takes longer than this to accept an answer is disconnected.
-    pub send_timeout: Duration,
-    /// Interval of progress notifications.
-    pub progress_every: Duration,
-}
-
-impl Default for ServerOptions {
-    fn default() -> ServerOptions {
-        ServerOptions {
-            max_connections: 128,
-            max_message: 1 << 20,
-            send_timeout: Duration::from_secs(30),
-            progress_every: Duration::from_secs(1),
-        }
-    }
-}
-
-forkdisk::setters! {
-    ServerOptions {
-        with_max_connections max_connections: usize,
-        with_max_message max_message: usize,
-        with_send_timeout send_timeout: Duration,
-        with_progress_every progress_every: Duration,
-    }
-}
-
 /// A JSON-RPC server for one session. Cheap to clone; all clones are the same server.
 #[derive(Clone)]
 pub struct Server {
     state: Rc<State>,
 }
 
-pub(crate) struct State {
-    pub session: Session,
-    pub options: ServerOptions,
-    /// Raised by `stop`: no further request is read, and verbs that can be undone end.
-    pub stop: Event,
+struct State {
+    shared: Shared,
     peers: RefCell<Vec<Rc<Peer>>>,
-    changed: Cell<Option<std::task::Waker>>,
     /// Reserved descriptors, closed to make room when an accept fails.
     reserve: RefCell<Vec<File>>,
     /// When a failed accept was logged last.
@@ -84,7 +45,7 @@ pub struct ServerHandle {
 impl ServerHandle {
     /// Stops reading requests. Imports and exports under way are cancelled; other requests are completed.
     pub fn stop(&self) {
-        self.state.stop.raise();
+        self.state.shared.stop.raise();
         self.state.peers.borrow().iter().for_each(|peer| peer.cancel());
     }
 
@@ -103,7 +64,7 @@ impl ServerHandle {
             if self.state.peers.borrow().iter().all(|peer| is_fine(peer)) {
                 return std::task::Poll::Ready(());
             }
-            self.state.changed.set(Some(cx.waker().clone()));
+            self.state.shared.changed.set(Some(cx.waker().clone()));
             std::task::Poll::Pending
         })
         .await
@@ -111,13 +72,6 @@ impl ServerHandle {
 }
 
 impl State {
-    /// Wakes the waiting task; called whenever the state of a peer has changed.
-    pub fn changed(&self) {
-        if let Some(waker) = self.changed.take() {
-            waker.wake();
-        }
-    }
-
     /// Refills the reserve of descriptors as far as the process limit allows.
     fn refill(&self) {
         let mut reserve = self.reserve.borrow_mut();
@@ -134,15 +88,15 @@ impl State {
     }
 
     fn rt(&self) -> &Rt {
-        &self.session.runtime
+        &self.shared.session.runtime
     }
 }
 
 impl Server {
     /// Creates a server for verbs on `session`.
     pub fn new(session: Session, options: ServerOptions) -> Server {
-        let (stop, peers, changed, reserve, told) = Default::default();
-        let state = State { session, options, stop, peers, changed, reserve, told };
+        let (stop, changed, peers, reserve, told) = Default::default();
+        let state = State { shared: Shared { session, options, stop, changed }, peers, reserve, told };
         state.refill();
         Server { state: Rc::new(state) }
     }
@@ -155,7 +109,7 @@ impl Server {
     /// Serves all connections to `listener` until [`ServerHandle::stop`]. Requests under way may
     /// continue after this returns.
     pub async fn serve(&self, listener: UnixListener) {
-        let State { stop, .. } = &*self.state;
+        let Shared { stop, .. } = &self.state.shared;
         while !stop.has_happened() {
             match stop.unless(listener.accept()).await {
                 None => break,
@@ -177,7 +131,7 @@ impl Server {
         if let Err(error) = self.admit(&stream) {
             tracing::warn!("refused a control connection: {}", error.message);
             let refusal = message::line(&message::answer(&Value::Null, Err::<(), _>(error)));
-            let (rt, limit) = (self.state.rt().clone(), self.state.options.send_timeout);
+            let (rt, limit) = (self.state.rt().clone(), self.state.shared.options.send_timeout);
             let sent = stream.send_vectored(vec![refusal.into()]);
             // A failed send does not matter: the peer did not read it.
             drop(self.state.rt().spawn(async move { drop(rt.timeout(limit, sent).await) }));
@@ -187,14 +141,14 @@ impl Server {
         self.state.peers.borrow_mut().push(peer.clone());
         let place = Place { state: self.state.clone(), peer };
         drop(self.state.rt().spawn(async move {
-            if let Err(error) = connection::serve(&place.state, &place.peer).await {
+            if let Err(error) = connection::serve(&place.state.shared, &place.peer).await {
                 tracing::warn!("closed a control connection: {error}");
             }
         }));
     }
 
     fn admit(&self, stream: &Stream) -> Result<(), RpcError> {
-        let most = self.state.options.max_connections;
+        let most = self.state.shared.options.max_connections;
         if self.state.peers.borrow().len() >= most {
             let text = format!("there are {most} control connections already (control_connections)");
             return Err(RpcError::new(ErrorCode::TOO_MANY, text));
@@ -220,7 +174,7 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.state.peers.borrow_mut().retain(|peer| !Rc::ptr_eq(peer, &self.peer));
-        self.state.changed();
+        self.state.shared.wake();
         self.state.refill();
     }
 }

@@ -52,7 +52,7 @@ pub const CRATES: &[(&str, &[&str])] = &[
 
 /// Crates whose top-level modules form no circles.
 pub const WITHOUT_CIRCLES: &[&str] =
-    &["crates/cli/src/", "crates/frontend/nbd/src/", "crates/monitor/src/", "crates/sim/src/"];
+    &["crates/cli/src/", "crates/control/src/", "crates/frontend/nbd/src/", "crates/monitor/src/", "crates/sim/src/"];
 
 /// Paths in the modules below `src` that point to a higher layer of `table`.
 pub fn check(sources: &[&Source], src: &str, table: &[&[&str]]) -> Vec<Violation> {

@@ -2,7 +2,7 @@
 
 use forkdisk::{BreakPolicy, ErrorKind, Throttle};
 
-use super::Call;
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::CopierRecord;

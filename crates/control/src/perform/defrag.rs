@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Call;
 use forkdisk::ErrorKind;
 
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::observer::Step;

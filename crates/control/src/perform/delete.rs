@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use super::look::select;
-use super::{Call, SHOWN_COUNT, refuse_in_use, settle_later};
+use super::{SHOWN_COUNT, refuse_in_use};
 use forkdisk::ErrorKind;
 
+use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::Deletion;

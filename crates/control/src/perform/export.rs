@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use forkdisk::{Buf, ErrorKind, Volume};
 use forkdisk_uring::UringDevice;
 
-use super::Call;
 use crate::bridge::{self, Gone, Sender};
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::files::{Chunk, STEP_BYTES, write_image};
 use crate::method::params;

@@ -1,6 +1,6 @@
 //! Verbs on the daemon that serves the pool; fail in a process that is no daemon.
 
-use super::Call;
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::{Device, Done, Status};

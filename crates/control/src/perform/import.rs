@@ -9,8 +9,8 @@ use forkdisk::{ErrorKind, Volume, VolumeInfo};
 use forkdisk_uring::UringDevice;
 
 use super::volumes::create_options;
-use super::{Call, settle};
 use crate::bridge::{self, Receiver};
+use crate::call::{Call, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::files::STEP_BYTES;
 use crate::image::{Part, Source, read_image};

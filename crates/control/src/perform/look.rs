@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use forkdisk::{ErrorKind, Extent, VolumeInfo};
 
-use super::Call;
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::{Change, Diff, DuRecord, Piece, PieceMap, Usage, VolumeRecord};

@@ -13,50 +13,13 @@ mod volumes;
 
 pub use volumes::gather_policy;
 
-use std::os::fd::OwnedFd;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use forkdisk::{ErrorKind, VolumeInfo};
 
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::{Reply, Request, each_method};
-use crate::observer::{Observer, Silent, Step};
 use crate::origins;
 use crate::session::Session;
-
-/// What accompanies a request besides its parameters.
-#[derive(Clone)]
-pub struct Call {
-    /// Receives the verb's progress.
-    pub observer: Rc<dyn Observer>,
-    /// The caller's file, for verbs that read or write one.
-    pub file: Option<Rc<OwnedFd>>,
-    /// Set when the caller has disconnected: verbs that can be undone end then.
-    pub cancelled: Arc<AtomicBool>,
-}
-
-impl Default for Call {
-    fn default() -> Call {
-        Call { observer: Rc::new(Silent), file: None, cancelled: Arc::default() }
-    }
-}
-
-impl Call {
-    fn say(&self, what: &str) {
-        self.observer.reached(Step::lasting(what));
-    }
-
-    fn file(&self) -> Result<std::fs::File, Failure> {
-        let none = || {
-            let text = "no file came with the request: its descriptor is passed with SCM_RIGHTS";
-            Failure::new(ErrorKind::Invalid, text)
-        };
-        let fd = self.file.as_ref().ok_or_else(none)?;
-        Ok(fd.try_clone().map_err(|e| Failure::file("the file cannot be used", e))?.into())
-    }
-}
 
 /// Carries out `request`, completely or not at all; its effects are durable when this returns.
 ///
@@ -76,16 +39,6 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
     each_method!(dispatch)
 }
 
-/// Waits until deletions have freed their space, so that the next verb can use it.
-pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
-    call.say("giving space back");
-    session.pool.wait_freed().await.map_err(|error| {
-        let failure = Failure::from(error);
-        let text = format!("it is done, but its space is not free yet: {}", failure.message);
-        Failure::new(failure.kind, text)
-    })
-}
-
 /// Refuses a volume that is attached as a block device; the message says how to detach it. Nothing
 /// else is safe for a file system that may be mounted on it.
 fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> {
@@ -97,15 +50,6 @@ fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> 
     let Some(device) = session.host().devices(name).into_iter().next() else { return Ok(()) };
     let text = format!("{name} is attached as {device}: `forkdisk detach {device}` first");
     Err(Failure::new(ErrorKind::Busy, text))
-}
-
-/// As [`settle`], for verbs whose effect does not depend on the freed space. If the file system
-/// under the pool is full, returns the message that says that the space is freed later.
-pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
-    match settle(session, call).await {
-        Err(failure) if failure.kind == ErrorKind::NoSpace => Ok(Some(failure.message)),
-        settled => settled.map(|()| None),
-    }
 }
 
 /// Refuses a volume in use; the message names its users and ends with the advice `otherwise`.

@@ -3,7 +3,7 @@
 use forkdisk::{ErrorKind, PoolInfo};
 use forkdisk_monitor::Statistics;
 
-use super::Call;
+use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::Check;

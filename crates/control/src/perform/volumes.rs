@@ -3,7 +3,8 @@
 use forkdisk::{Changes, CreateOptions, ErrorKind, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
-use super::{Call, refuse_attached, refuse_in_use, settle_later};
+use super::{refuse_attached, refuse_in_use};
+use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
 use crate::origins;
