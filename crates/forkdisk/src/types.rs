@@ -1,4 +1,4 @@
-//! Identifiers and units, each with a separate type.
+//! Identifiers and units, each with a separate type, and sets of the pages of a block.
 
 use std::fmt;
 use std::ops::Range;
@@ -141,11 +141,14 @@ pub enum VolumeKind {
     Origin,
 }
 
+/// A set of pages of a block: one bit for each.
 pub type Bitmap = [u64; 4];
 
+/// All pages of a block.
 pub const ALL: Bitmap = [u64::MAX; 4];
 const _: () = assert!(BLOCK_PAGES == 256);
 
+/// Returns the number of pages in a set.
 pub fn pages_in(bits: &Bitmap) -> u64 {
     bits.iter().map(|w| u64::from(w.count_ones())).sum()
 }
@@ -170,6 +173,7 @@ pub fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
     unset.unwrap_or(to)
 }
 
+/// Whether page `i` of the block is in a set.
 pub fn bit(bits: &Bitmap, i: usize) -> bool {
     bits[i / 64] >> (i % 64) & 1 == 1
 }

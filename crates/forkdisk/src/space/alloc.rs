@@ -26,8 +26,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::format::CountNode;
-use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
-use crate::types::{Bitmap, bit, first_unset, mask, pages_in, rows};
+use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Bitmap, Block, PageAddr, bit, first_unset, mask, pages_in, rows};
 
 use super::affinity::{AbandonedChunk, Chunk};
 use super::{AllocRequest, Miss, Refusal, Space, tree};

@@ -10,8 +10,7 @@ use smallvec::SmallVec;
 
 use crate::format::{CountNode, LEAF_BLOCKS};
 use crate::planted::correct;
-use crate::types::{ALL, Bitmap, bit, mask, replace};
-use crate::types::{BLOCK_PAGES, Block, PageAddr};
+use crate::types::{ALL, BLOCK_PAGES, Bitmap, Block, PageAddr, bit, mask, replace};
 
 use super::{Miss, Runs, Space};
 

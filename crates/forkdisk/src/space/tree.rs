@@ -1,7 +1,6 @@
 //! The counts of the last checkpoint: count pages in memory (lookups, misses, cache), and the log of changes on top of
 //! them.
 //!
-//!
 //! Count pages have fixed places, so changes spread over the pool take one page for every seven blocks,
 //! however little changes in each. The log takes space only for what has changed. When it is full, or would
 //! take more than the pages, a checkpoint writes all pages that it covers, and the log begins again. (OpenZFS
@@ -13,8 +12,7 @@ use crate::format::{
     BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, decode_count_log,
 };
 use crate::planted::correct;
-use crate::types::{ALL, Bitmap, mask, pages_in, rows};
-use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
+use crate::types::{ALL, BLOCK_PAGES, Bitmap, Block, PAGE_SIZE, PageAddr, mask, pages_in, rows};
 
 use super::{Miss, Space};
 

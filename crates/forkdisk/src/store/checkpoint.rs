@@ -21,8 +21,7 @@ use crate::space::{count_images, tree};
 use crate::sync::Event;
 use crate::types::PAGE_SIZE;
 
-use super::Store;
-use super::checkpoint_steps;
+use super::{Store, checkpoint_steps};
 
 /// The checkpoint that runs, and the tasks that wait for it.
 #[derive(Default)]
