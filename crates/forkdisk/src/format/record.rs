@@ -1,4 +1,5 @@
-//! Journal records.
+//! Journal records: each is one row, with its kind, and its fields in the order and with the codec in which they are
+//! encoded.
 
 use crate::types::{
     BLOCK_PAGES, BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId,
@@ -12,309 +13,191 @@ use super::volume::{
 };
 use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle, transaction};
 
-/// One change of the pool, described so that replaying it allocates nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+/// Declares the records: `kind => Name { field: type = codec, … }`.
+macro_rules! records {
+    ($($(#[$doc:meta])* $kind:literal => $name:ident { $($field:ident: $type:ty = $codec:ident),* $(,)? },)*) => {
+        /// One change of the pool, described so that replaying it allocates nothing.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Record {
+            $($(#[$doc])* $name { $($field: $type),* },)*
+        }
+
+        impl Record {
+            fn encode_whole(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Record::$name { $($field),* } => {
+                        Append::u8(out, $kind);
+                        $($codec::encode($field, out);)*
+                    })*
+                }
+            }
+
+            fn decode_kind(kind: u8, r: &mut Reader<'_>) -> Option<Record> {
+                Some(match kind {
+                    $($kind => {
+                        $(let $field = $codec::decode(r)?;)*
+                        Record::$name { $($field),* }
+                    })*
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+records! {
     /// `len` pages of `volume` from `at` now lie in the pool from `to` on.
-    Map { volume: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    1 => Map { volume: VolumeId = volume, at: VirtualPage = page, len: u32 = small, to: PageAddr = address },
     /// `len` pages of `volume` from `at` are holes now.
-    Unmap { volume: VolumeId, at: VirtualPage, len: u64 },
+    2 => Unmap { volume: VolumeId = volume, at: VirtualPage = page, len: u64 = pages },
     /// A new, empty volume.
-    Create { id: VolumeId, name: String, size: u64, chunk: u64, now: u64 },
+    3 => Create {
+        id: VolumeId = volume,
+        size: u64 = size,
+        chunk: u64 = chunk,
+        now: u64 = number,
+        name: String = name,
+    },
     /// Snapshots of several volumes at one instant: (source, new id, name behind `@`).
-    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64, flags: SnapshotFlags },
+    13 => Snapshot {
+        flags: SnapshotFlags = flags,
+        now: u64 = number,
+        of: Vec<(VolumeId, VolumeId, String)> = snapshots,
+    },
     /// A new volume with the contents of another.
-    Clone { source: VolumeId, id: VolumeId, name: String, now: u64 },
+    5 => Clone { source: VolumeId = volume, id: VolumeId = volume, now: u64 = number, name: String = name },
     /// `volume` gets the contents of `snapshot`; its old contents continue as the dead volume `dead`.
-    Rollback { volume: VolumeId, snapshot: VolumeId, dead: VolumeId },
+    6 => Rollback { volume: VolumeId = volume, snapshot: VolumeId = volume, dead: VolumeId = volume },
     /// These volumes are deleted.
-    Delete { ids: Vec<VolumeId> },
+    7 => Delete { ids: Vec<VolumeId> = volumes },
     /// A new name.
-    Rename { id: VolumeId, name: String },
+    8 => Rename { id: VolumeId = volume, name: String = name },
     /// A new length in bytes.
-    Resize { id: VolumeId, size: u64 },
+    9 => Resize { id: VolumeId = volume, size: u64 = size },
     /// A new chunk size in bytes.
-    SetChunk { id: VolumeId, chunk: u64 },
+    10 => SetChunk { id: VolumeId = volume, chunk: u64 = chunk },
     /// `len` pages of `source` from `from` are shared into `target` at `to`. If a whole table replaces one
     /// that was exclusive to the target, the old one continues as the dead volume `dead`.
-    CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64, dead: VolumeId },
+    11 => CloneRange {
+        source: VolumeId = volume,
+        from: VirtualPage = page,
+        target: VolumeId = volume,
+        to: VirtualPage = page,
+        len: u64 = pages,
+        dead: VolumeId = volume,
+    },
     /// The pool has a new length in bytes.
-    Grow { size: u64 },
+    12 => Grow { size: u64 = number },
     /// The device at `path` is protected in place from now on.
-    Protect { id: VolumeId, name: String, path: String, size: u64, chunk: u64, now: u64, identity: Identity },
+    14 => Protect {
+        id: VolumeId = volume,
+        size: u64 = size,
+        chunk: u64 = chunk,
+        now: u64 = number,
+        identity: Identity = identity,
+        name: String = name,
+        path: String = origin_text,
+    },
     /// Settings of the exceptions of an origin.
-    SetOrigin { id: VolumeId, copy_ahead: u64, when_full: OriginFull },
+    15 => SetOrigin { when_full: OriginFull = when_full, id: VolumeId = volume, copy_ahead: u64 = copy_ahead },
     /// Where an origin's device is, its state when it was stopped, and whether it was stopped cleanly.
-    Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
+    16 => Identify {
+        clean: bool = bit,
+        id: VolumeId = volume,
+        identity: Identity = identity,
+        path: String = origin_text,
+    },
     /// The stamp by which an origin's device is recognised from now on.
-    Stamp { id: VolumeId, stamp: Box<Stamp> },
+    50 => Stamp { id: VolumeId = volume, stamp: Box<Stamp> = stamp },
     /// The samples of these zones of an origin may be written from now on, one bit each.
-    ZonesWritten { id: VolumeId, zones: u32 },
+    51 => ZonesWritten { id: VolumeId = volume, zones: u32 = small },
     /// `len` pages of an origin from `at` were copied out for snapshot `sequence`, to the pool from `to` on.
-    CopyOut { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    17 => CopyOut {
+        origin: VolumeId = volume,
+        sequence: VolumeId = volume,
+        at: VirtualPage = page,
+        len: u32 = small,
+        to: PageAddr = address,
+    },
     /// A rollback of `origin` to `snapshot` has restored all chunks before `cursor`; `snapshot` 0: it has
     /// ended.
-    RollbackProgress { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
+    18 => RollbackProgress { origin: VolumeId = volume, snapshot: VolumeId = volume, cursor: u64 = number },
     /// A running rollback has restored `count` chunks of `origin` from `first` on, which are listed together.
-    ChunksRolledBack { origin: VolumeId, first: u64, count: u32 },
+    19 => ChunksRolledBack { origin: VolumeId = volume, first: u64 = number, count: u32 = small },
     /// A new break policy and throttle.
-    SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
+    20 => SetCopying { id: VolumeId = volume, break_policy: BreakPolicy = policy, throttle: Throttle = throttle },
     /// New settings of the pool's copier.
-    SetCopier { settings: CopierSettings },
+    21 => SetCopier { settings: CopierSettings = copier },
     /// A new limit of what the volume may have mapped, in bytes; 0: none.
-    SetQuota { id: VolumeId, quota: u64 },
+    22 => SetQuota { id: VolumeId = volume, quota: u64 = size },
     /// New file attributes of a volume or folder.
-    SetAttributes { id: VolumeId, attributes: Option<Attributes> },
+    32 => SetAttributes { id: VolumeId = volume, attributes: Option<Attributes> = attributes },
     /// A new folder.
-    MakeFolder { id: VolumeId, name: String, attributes: Option<Attributes>, now: u64 },
+    33 => MakeFolder {
+        id: VolumeId = volume,
+        now: u64 = number,
+        attributes: Option<Attributes> = attributes,
+        name: String = name,
+    },
     /// A volume loses its name and stays until its last close.
-    Unlink { id: VolumeId },
+    34 => Unlink { id: VolumeId = volume },
     /// A volume takes the name of another one, which is either still open and without a name (`kept`), or
     /// deleted.
-    RenameOver { id: VolumeId, name: String, replaced: VolumeId, kept: bool },
+    35 => RenameOver { id: VolumeId = volume, replaced: VolumeId = volume, kept: bool = bit, name: String = name },
     /// A folder is renamed with everything in it.
-    RenameFolder { from: String, to: String },
+    36 => RenameFolder { from: String = name, to: String = name },
     /// `volume` gets the contents and size of `source` (0: becomes empty); its old contents continue as the
     /// dead volume `dead`.
-    Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
+    37 => Replace { volume: VolumeId = volume, source: VolumeId = volume, dead: VolumeId = volume },
     /// A new, empty volume without a name: an orphan.
-    CreateUnnamed { id: VolumeId, size: u64, chunk: u64, now: u64 },
+    38 => CreateUnnamed { id: VolumeId = volume, size: u64 = size, chunk: u64 = chunk, now: u64 = number },
     /// An orphan gets a name and becomes a volume.
-    NameVolume { id: VolumeId, name: String },
+    39 => NameVolume { id: VolumeId = volume, name: String = name },
     /// A clone of an origin's snapshot has no backing any more.
-    Flatten { id: VolumeId },
+    40 => Flatten { id: VolumeId = volume },
     /// When a volume's scattered pages are gathered.
-    SetGather { id: VolumeId, gather: GatherPolicy },
+    48 => SetGather { id: VolumeId = volume, gather: GatherPolicy = gather },
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
     /// refer to their new places.
-    Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<MovedRun> },
+    49 => Gather {
+        at: VirtualPage = block_start,
+        volumes: Vec<VolumeId> = volumes,
+        moved: Vec<MovedRun> = moved_runs,
+    },
     /// All of these changes or none; see [`is_part`](Record::is_part).
-    Transaction { parts: Vec<Record> },
+    52 => Transaction { parts: Vec<Record> = parts },
 }
 
-/// A run of pages of one virtual block that was copied to another place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedRun {
-    /// The first page, counted from the beginning of the virtual block.
-    pub slot: u8,
-    /// Number of pages: 1 to 256.
-    pub len: u16,
-    /// Old and new place.
-    pub from: PageAddr,
-    pub to: PageAddr,
-}
-
-impl MovedRun {
-    /// Returns the pages, counted from the beginning of the virtual block.
-    pub fn slots(&self) -> std::ops::Range<usize> {
-        usize::from(self.slot)..usize::from(self.slot) + usize::from(self.len)
-    }
-
-    /// Returns the old and new place of the page of `slot`, if it is one of them.
-    pub fn of(&self, slot: usize) -> Option<(PageAddr, PageAddr)> {
-        let i = slot.checked_sub(usize::from(self.slot)).filter(|&i| i < usize::from(self.len))? as u64;
-        Some((PageAddr(self.from.0 + i), PageAddr(self.to.0 + i)))
-    }
-
-    fn decode(r: &mut Reader<'_>) -> Option<MovedRun> {
-        let (slot, more) = (r.u8()?, r.u8()?);
-        let len = u16::from(more) + 1;
-        let moved = MovedRun { slot, len, from: PageAddr(r.u64()?), to: PageAddr(r.u64()?) };
-        (usize::from(slot) + usize::from(len) <= BLOCK_PAGES as usize).then_some(moved)
-    }
-}
+/// Kind of a snapshot without flags: it is encoded without them.
+const PLAIN_SNAPSHOT_KIND: u8 = 4;
 
 impl Record {
     /// Appends the record's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Record::Map { volume, at, len, to } => {
-                Append::u8(out, 1);
-                Append::u64(out, volume.0);
-                Append::u64(out, at.0);
-                Append::u32(out, *len);
-                Append::u64(out, to.0);
+            Record::Snapshot { of, now, flags } if flags.to_bits() == 0 => {
+                Append::u8(out, PLAIN_SNAPSHOT_KIND);
+                number::encode(now, out);
+                snapshots::encode(of, out);
             }
-            Record::Unmap { volume, at, len } => {
-                Append::u8(out, 2);
-                out.u64s(&[volume.0, at.0, *len]);
+            record => record.encode_whole(out),
+        }
+    }
+
+    pub fn decode(r: &mut Reader<'_>) -> Option<Record> {
+        let record = match r.u8()? {
+            PLAIN_SNAPSHOT_KIND => {
+                let (now, of) = (number::decode(r)?, snapshots::decode(r)?);
+                Record::Snapshot { of, now, flags: SnapshotFlags::default() }
             }
-            Record::Create { id, name, size, chunk, now } => {
-                Append::u8(out, 3);
-                out.u64s(&[id.0, *size, *chunk, *now]);
-                out.text(name);
+            kind => Record::decode_kind(kind, r)?,
+        };
+        match &record {
+            Record::Protect { name, path, chunk, .. } => {
+                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT_BYTES && *chunk <= BLOCK_SIZE;
+                fits.then_some(record)
             }
-            Record::Snapshot { of, now, flags } => {
-                // Plain ones keep their original encoding.
-                match flags.to_bits() {
-                    0 => Append::u8(out, 4),
-                    bits => out.extend([13, bits]),
-                }
-                Append::u64(out, *now);
-                Append::u32(out, of.len() as u32);
-                for (source, id, name) in of {
-                    Append::u64(out, source.0);
-                    Append::u64(out, id.0);
-                    out.text(name);
-                }
-            }
-            Record::Clone { source, id, name, now } => {
-                Append::u8(out, 5);
-                out.u64s(&[source.0, id.0, *now]);
-                out.text(name);
-            }
-            Record::Rollback { volume, snapshot, dead } => {
-                Append::u8(out, 6);
-                out.u64s(&[volume.0, snapshot.0, dead.0]);
-            }
-            Record::Delete { ids } => {
-                Append::u8(out, 7);
-                Append::u32(out, ids.len() as u32);
-                for id in ids {
-                    Append::u64(out, id.0);
-                }
-            }
-            Record::Rename { id, name } => {
-                Append::u8(out, 8);
-                Append::u64(out, id.0);
-                out.text(name);
-            }
-            Record::Resize { id, size } => {
-                Append::u8(out, 9);
-                out.u64s(&[id.0, *size]);
-            }
-            Record::SetChunk { id, chunk } => {
-                Append::u8(out, 10);
-                out.u64s(&[id.0, *chunk]);
-            }
-            Record::CloneRange { source, from, target, to, len, dead } => {
-                Append::u8(out, 11);
-                out.u64s(&[source.0, from.0, target.0, to.0, *len, dead.0]);
-            }
-            Record::Grow { size } => {
-                Append::u8(out, 12);
-                Append::u64(out, *size);
-            }
-            Record::Protect { id, name, path, size, chunk, now, identity } => {
-                Append::u8(out, 14);
-                out.u64s(&[id.0, *size, *chunk, *now, identity.modified, identity.fingerprint]);
-                out.text(name);
-                out.text(path);
-            }
-            Record::SetOrigin { id, copy_ahead, when_full } => {
-                let (policy, seconds) = when_full.to_parts();
-                out.extend([15, policy]);
-                Append::u32(out, seconds);
-                out.u64s(&[id.0, *copy_ahead]);
-            }
-            Record::Identify { id, clean, identity, path } => {
-                out.extend([16, u8::from(*clean)]);
-                out.u64s(&[id.0, identity.modified, identity.fingerprint]);
-                out.text(path);
-            }
-            Record::Stamp { id, stamp } => {
-                Append::u8(out, 50);
-                Append::u64(out, id.0);
-                out.extend(stamp.zones_to_bytes());
-                out.text(&stamp.device);
-            }
-            Record::ZonesWritten { id, zones } => {
-                Append::u8(out, 51);
-                Append::u64(out, id.0);
-                Append::u32(out, *zones);
-            }
-            Record::CopyOut { origin, sequence, at, len, to } => {
-                Append::u8(out, 17);
-                out.u64s(&[origin.0, sequence.0, at.0]);
-                Append::u32(out, *len);
-                Append::u64(out, to.0);
-            }
-            Record::RollbackProgress { origin, snapshot, cursor } => {
-                Append::u8(out, 18);
-                out.u64s(&[origin.0, snapshot.0, *cursor]);
-            }
-            Record::ChunksRolledBack { origin, first, count } => {
-                Append::u8(out, 19);
-                out.u64s(&[origin.0, *first]);
-                Append::u32(out, *count);
-            }
-            Record::SetCopying { id, break_policy, throttle } => {
-                let (percent, kib) = throttle.encoded();
-                Append::u8(out, 20);
-                Append::u64(out, id.0);
-                Append::u8(out, policy_byte(*break_policy));
-                Append::u8(out, percent);
-                Append::u32(out, kib);
-            }
-            Record::SetCopier { settings } => {
-                Append::u8(out, 21);
-                settings.encode(out);
-            }
-            Record::SetQuota { id, quota } => {
-                Append::u8(out, 22);
-                out.u64s(&[id.0, *quota]);
-            }
-            Record::SetAttributes { id, attributes } => {
-                Append::u8(out, 32);
-                Append::u64(out, id.0);
-                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
-            }
-            Record::MakeFolder { id, name, attributes, now } => {
-                Append::u8(out, 33);
-                out.u64s(&[id.0, *now]);
-                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
-                out.text(name);
-            }
-            Record::Unlink { id } => {
-                Append::u8(out, 34);
-                Append::u64(out, id.0);
-            }
-            Record::RenameOver { id, name, replaced, kept } => {
-                Append::u8(out, 35);
-                out.u64s(&[id.0, replaced.0]);
-                Append::u8(out, u8::from(*kept));
-                out.text(name);
-            }
-            Record::RenameFolder { from, to } => {
-                Append::u8(out, 36);
-                out.text(from);
-                out.text(to);
-            }
-            Record::Replace { volume, source, dead } => {
-                Append::u8(out, 37);
-                out.u64s(&[volume.0, source.0, dead.0]);
-            }
-            Record::CreateUnnamed { id, size, chunk, now } => {
-                Append::u8(out, 38);
-                out.u64s(&[id.0, *size, *chunk, *now]);
-            }
-            Record::NameVolume { id, name } => {
-                Append::u8(out, 39);
-                Append::u64(out, id.0);
-                out.text(name);
-            }
-            Record::Flatten { id } => {
-                Append::u8(out, 40);
-                Append::u64(out, id.0);
-            }
-            Record::SetGather { id, gather } => {
-                Append::u8(out, 48);
-                Append::u64(out, id.0);
-                Append::u8(out, gather.encoded());
-            }
-            Record::Gather { volumes, at, moved } => {
-                Append::u8(out, 49);
-                Append::u64(out, at.0);
-                Append::u32(out, volumes.len() as u32);
-                volumes.iter().for_each(|id| Append::u64(out, id.0));
-                Append::u32(out, moved.len() as u32);
-                for run in moved {
-                    Append::u8(out, run.slot);
-                    Append::u8(out, (run.len - 1) as u8);
-                    out.u64s(&[run.from.0, run.to.0]);
-                }
-            }
-            Record::Transaction { parts } => transaction::encode(parts, out),
+            _ => Some(record),
         }
     }
 
@@ -351,118 +234,155 @@ impl Record {
             None => false,
         }
     }
+}
 
-    pub fn decode(r: &mut Reader<'_>) -> Option<Record> {
-        let volume = |r: &mut Reader<'_>| r.u64().map(VolumeId);
-        let page = |r: &mut Reader<'_>| r.u64().filter(|&p| p <= MAX_VOLUME_SIZE / PAGE_SIZE as u64).map(VirtualPage);
-        let size = |r: &mut Reader<'_>| r.u64().filter(|&bytes| bytes <= MAX_VOLUME_SIZE);
-        let chunk = |r: &mut Reader<'_>| r.u64().filter(|&bytes| is_chunk(bytes));
-        Some(match r.u8()? {
-            1 => Record::Map { volume: volume(r)?, at: page(r)?, len: r.u32()?, to: PageAddr(r.u64()?) },
-            2 => Record::Unmap { volume: volume(r)?, at: page(r)?, len: page(r)?.0 },
-            3 => {
-                let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
-                Record::Create { id, size, chunk, now, name: r.text(MAX_NAME_BYTES)? }
-            }
-            kind @ (4 | 13) => {
-                let bits = if kind == 13 { r.u8().filter(|&bits| bits != 0)? } else { 0 };
-                let flags = SnapshotFlags::from_bits(bits)?;
-                let (now, n) = (r.u64()?, r.u32()?);
-                let of =
-                    (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME_BYTES)?))).collect::<Option<_>>()?;
-                Record::Snapshot { of, now, flags }
-            }
-            5 => {
-                let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
-                Record::Clone { source, id, now, name: r.text(MAX_NAME_BYTES)? }
-            }
-            6 => Record::Rollback { volume: volume(r)?, snapshot: volume(r)?, dead: volume(r)? },
-            7 => {
-                let n = r.u32()?;
-                Record::Delete { ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()? }
-            }
-            8 => Record::Rename { id: volume(r)?, name: r.text(MAX_NAME_BYTES)? },
-            9 => Record::Resize { id: volume(r)?, size: size(r)? },
-            10 => Record::SetChunk { id: volume(r)?, chunk: chunk(r)? },
-            11 => {
-                let (source, from, target, to) = (volume(r)?, page(r)?, volume(r)?, page(r)?);
-                Record::CloneRange { source, from, target, to, len: page(r)?.0, dead: volume(r)? }
-            }
-            12 => Record::Grow { size: r.u64()? },
-            14 => {
-                let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
-                let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
-                let (name, path) = (r.text(MAX_NAME_BYTES)?, r.text(MAX_ORIGIN_TEXT_BYTES)?);
-                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT_BYTES && chunk <= BLOCK_SIZE;
-                fits.then_some(Record::Protect { id, name, path, size, chunk, now, identity })?
-            }
-            15 => {
-                let when_full = OriginFull::from_parts(r.u8()?, r.u32()?)?;
-                Record::SetOrigin {
-                    id: volume(r)?,
-                    copy_ahead: r.u64().filter(|&n| n <= MAX_COPY_AHEAD_BYTES)?,
-                    when_full,
-                }
-            }
-            16 => {
-                let clean = r.u8().filter(|&bit| bit < 2)? == 1;
-                let (id, identity) = (volume(r)?, Identity { modified: r.u64()?, fingerprint: r.u64()? });
-                Record::Identify { id, clean, identity, path: r.text(MAX_ORIGIN_TEXT_BYTES)? }
-            }
-            17 => Record::CopyOut {
-                origin: volume(r)?,
-                sequence: volume(r)?,
-                at: page(r)?,
-                len: r.u32()?,
-                to: PageAddr(r.u64()?),
-            },
-            18 => {
-                let (origin, snapshot) = (volume(r)?, VolumeId(r.u64()?));
-                Record::RollbackProgress { origin, snapshot, cursor: r.u64()? }
-            }
-            19 => Record::ChunksRolledBack { origin: volume(r)?, first: r.u64()?, count: r.u32()? },
-            20 => {
-                let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
-                Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
-            }
-            21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
-            22 => Record::SetQuota { id: volume(r)?, quota: size(r)? },
-            32 => Record::SetAttributes { id: volume(r)?, attributes: Attributes::decode(r)? },
-            33 => {
-                let (id, now, attributes) = (volume(r)?, r.u64()?, Attributes::decode(r)?);
-                Record::MakeFolder { id, now, attributes, name: r.text(MAX_NAME_BYTES)? }
-            }
-            34 => Record::Unlink { id: volume(r)? },
-            35 => {
-                let (id, replaced) = (volume(r)?, volume(r)?);
-                let kept = r.u8().filter(|&k| k <= 1)? == 1;
-                Record::RenameOver { id, replaced, kept, name: r.text(MAX_NAME_BYTES)? }
-            }
-            36 => Record::RenameFolder { from: r.text(MAX_NAME_BYTES)?, to: r.text(MAX_NAME_BYTES)? },
-            37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
-            38 => Record::CreateUnnamed { id: volume(r)?, size: size(r)?, chunk: chunk(r)?, now: r.u64()? },
-            39 => Record::NameVolume { id: volume(r)?, name: r.text(MAX_NAME_BYTES)? },
-            40 => Record::Flatten { id: volume(r)? },
-            48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
-            49 => {
-                let at = page(r).filter(|at| at.index() == 0)?;
-                let n = r.u32()?;
-                let volumes = (0..n).map(|_| volume(r)).collect::<Option<_>>()?;
-                let n = r.u32().filter(|&n| u64::from(n) <= BLOCK_PAGES)?;
-                Record::Gather { volumes, at, moved: (0..n).map(|_| MovedRun::decode(r)).collect::<Option<_>>()? }
-            }
-            50 => {
-                let (id, (hashes, written)) = (volume(r)?, Stamp::zones_from_bytes(r)?);
-                Record::Stamp {
-                    id,
-                    stamp: Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT_BYTES)?, hashes, written }),
-                }
-            }
-            51 => Record::ZonesWritten { id: volume(r)?, zones: r.u32()? },
-            transaction::KIND => Record::Transaction { parts: transaction::decode(r)? },
-            _ => return None,
-        })
+/// A run of pages of one virtual block that was copied to another place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedRun {
+    /// The first page, counted from the beginning of the virtual block.
+    pub slot: u8,
+    /// Number of pages: 1 to 256.
+    pub len: u16,
+    /// Old and new place.
+    pub from: PageAddr,
+    pub to: PageAddr,
+}
+
+impl MovedRun {
+    /// Returns the pages, counted from the beginning of the virtual block.
+    pub fn slots(&self) -> std::ops::Range<usize> {
+        usize::from(self.slot)..usize::from(self.slot) + usize::from(self.len)
     }
+
+    /// Returns the old and new place of the page of `slot`, if it is one of them.
+    pub fn of(&self, slot: usize) -> Option<(PageAddr, PageAddr)> {
+        let i = slot.checked_sub(usize::from(self.slot)).filter(|&i| i < usize::from(self.len))? as u64;
+        Some((PageAddr(self.from.0 + i), PageAddr(self.to.0 + i)))
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend([self.slot, (self.len - 1) as u8]);
+        out.u64s(&[self.from.0, self.to.0]);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Option<MovedRun> {
+        let (slot, more) = (r.u8()?, r.u8()?);
+        let len = u16::from(more) + 1;
+        let moved = MovedRun { slot, len, from: PageAddr(r.u64()?), to: PageAddr(r.u64()?) };
+        (usize::from(slot) + usize::from(len) <= BLOCK_PAGES as usize).then_some(moved)
+    }
+}
+
+/// Declares codecs of fields, each a module with `encode` and `decode`; `decode` refuses what is out of range.
+macro_rules! codecs {
+    ($(
+        $(#[$doc:meta])* $name:ident: $type:ty { |$value:ident, $out:ident| $encode:expr, |$r:ident| $decode:expr }
+    )*) => {
+        $($(#[$doc])*
+        mod $name {
+            use super::*;
+
+            #[allow(clippy::ptr_arg, clippy::borrowed_box, reason = "the type is that of the field")]
+            pub fn encode($value: &$type, $out: &mut Vec<u8>) {
+                $encode
+            }
+
+            pub fn decode($r: &mut Reader<'_>) -> Option<$type> {
+                $decode
+            }
+        })*
+    };
+}
+
+codecs! {
+    number: u64 { |value, out| Append::u64(out, *value), |r| r.u64() }
+    small: u32 { |value, out| Append::u32(out, *value), |r| r.u32() }
+    bit: bool { |value, out| Append::u8(out, u8::from(*value)), |r| r.u8().filter(|&bit| bit < 2).map(|bit| bit == 1) }
+    volume: VolumeId { |value, out| Append::u64(out, value.0), |r| r.u64().map(VolumeId) }
+    address: PageAddr { |value, out| Append::u64(out, value.0), |r| r.u64().map(PageAddr) }
+    /// A page of a volume, or the end.
+    page: VirtualPage { |value, out| Append::u64(out, value.0), |r| pages::decode(r).map(VirtualPage) }
+    /// A number of pages of a volume.
+    pages: u64 {
+        |value, out| Append::u64(out, *value),
+        |r| r.u64().filter(|&n| n <= MAX_VOLUME_SIZE / PAGE_SIZE as u64)
+    }
+    /// The first page of a virtual block.
+    block_start: VirtualPage { |value, out| page::encode(value, out), |r| page::decode(r).filter(|at| at.index() == 0) }
+    /// A length of a volume in bytes.
+    size: u64 { |value, out| Append::u64(out, *value), |r| r.u64().filter(|&bytes| bytes <= MAX_VOLUME_SIZE) }
+    chunk: u64 { |value, out| Append::u64(out, *value), |r| r.u64().filter(|&bytes| is_chunk(bytes)) }
+    copy_ahead: u64 { |value, out| Append::u64(out, *value), |r| r.u64().filter(|&n| n <= MAX_COPY_AHEAD_BYTES) }
+    name: String { |value, out| out.text(value), |r| r.text(MAX_NAME_BYTES) }
+    origin_text: String { |value, out| out.text(value), |r| r.text(MAX_ORIGIN_TEXT_BYTES) }
+    /// Flags of a snapshot that has some.
+    flags: SnapshotFlags {
+        |value, out| Append::u8(out, value.to_bits()),
+        |r| r.u8().filter(|&bits| bits != 0).and_then(SnapshotFlags::from_bits)
+    }
+    identity: Identity {
+        |value, out| out.u64s(&[value.modified, value.fingerprint]),
+        |r| Some(Identity { modified: r.u64()?, fingerprint: r.u64()? })
+    }
+    when_full: OriginFull {
+        |value, out| {
+            let (policy, seconds) = value.to_parts();
+            Append::u8(out, policy);
+            Append::u32(out, seconds);
+        },
+        |r| OriginFull::from_parts(r.u8()?, r.u32()?)
+    }
+    stamp: Box<Stamp> {
+        |value, out| {
+            out.extend(value.zones_to_bytes());
+            out.text(&value.device);
+        },
+        |r| {
+            let (hashes, written) = Stamp::zones_from_bytes(r)?;
+            Some(Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT_BYTES)?, hashes, written }))
+        }
+    }
+    policy: BreakPolicy { |value, out| Append::u8(out, policy_byte(*value)), |r| r.u8().and_then(policy_of) }
+    throttle: Throttle {
+        |value, out| {
+            let (percent, kib) = value.encoded();
+            Append::u8(out, percent);
+            Append::u32(out, kib);
+        },
+        |r| Throttle::decoded(r.u8()?, r.u32()?)
+    }
+    copier: CopierSettings { |value, out| value.encode(out), |r| CopierSettings::decode(r) }
+    attributes: Option<Attributes> {
+        |value, out| out.extend_from_slice(&Attributes::encode(value.as_ref())),
+        |r| Attributes::decode(r)
+    }
+    gather: GatherPolicy { |value, out| Append::u8(out, value.encoded()), |r| r.u8().and_then(GatherPolicy::decoded) }
+    volumes: Vec<VolumeId> {
+        |value, out| {
+            Append::u32(out, value.len() as u32);
+            value.iter().for_each(|id| Append::u64(out, id.0));
+        },
+        |r| (0..r.u32()?).map(|_| volume::decode(r)).collect()
+    }
+    /// Source, new number and name of each snapshot.
+    snapshots: Vec<(VolumeId, VolumeId, String)> {
+        |value, out| {
+            Append::u32(out, value.len() as u32);
+            for (source, id, name) in value {
+                out.u64s(&[source.0, id.0]);
+                out.text(name);
+            }
+        },
+        |r| (0..r.u32()?).map(|_| Some((volume::decode(r)?, volume::decode(r)?, name::decode(r)?))).collect()
+    }
+    moved_runs: Vec<MovedRun> {
+        |value, out| {
+            Append::u32(out, value.len() as u32);
+            value.iter().for_each(|run| run.encode(out));
+        },
+        |r| (0..r.u32().filter(|&n| u64::from(n) <= BLOCK_PAGES)?).map(|_| MovedRun::decode(r)).collect()
+    }
+    parts: Vec<Record> { |value, out| transaction::encode(value, out), |r| transaction::decode(r) }
 }
 
 #[cfg(test)]

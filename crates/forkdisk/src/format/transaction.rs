@@ -31,8 +31,8 @@ impl Record {
     }
 }
 
+/// Appends the parts and their number.
 pub(super) fn encode(parts: &[Record], out: &mut Vec<u8>) {
-    Append::u8(out, KIND);
     Append::u32(out, parts.len() as u32);
     for part in parts {
         assert!(part.is_part(), "only records of verbs are in a transaction");
