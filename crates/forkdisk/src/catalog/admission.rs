@@ -18,18 +18,23 @@ struct Effect {
     new: usize,
     /// Leads to free space: admitted down to the last page that the checkpoint does not need.
     frees: bool,
+    /// Makes something that stays.
+    stays: bool,
 }
 
 /// Refuses `record` if the next checkpoint would find no space for it; `Err` has the bytes that are needed.
 pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
     let mut effect = Effect::default();
     collect(catalog, record, &mut effect);
+    if effect.changed.is_empty() && effect.new == 0 {
+        return Ok(());
+    }
     let directory = &catalog.directory;
     let of_changed = effect.changed.iter().filter_map(|&id| unchanged_page_of(directory, id));
     let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
     // With each page at most one path of tables of the directory's map; a table above a root that was too low.
     let needed = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
-    let need = if effect.frees { Need::Release } else { Need::Step };
+    let need = if effect.frees && !effect.stays { Need::Release } else { Need::Step };
     match catalog.space.reserve(need, needed) {
         Ok(_) => Ok(()),
         Err(Refusal::NoSpace | Refusal::Miss(_)) => Err(needed * PAGE_SIZE as u64),
@@ -39,15 +44,18 @@ pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
 fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
     match record {
         Record::Create { .. } | Record::CreateUnnamed { .. } | Record::MakeFolder { .. } | Record::Protect { .. } => {
-            effect.new += 1
+            effect.new += 1;
+            effect.stays = true;
         }
         Record::Snapshot { of, .. } => {
             effect.changed.extend(of.iter().map(|&(source, ..)| source));
             effect.new += of.len();
+            effect.stays = true;
         }
         Record::Clone { source, .. } => {
             effect.changed.push(*source);
             effect.new += 1;
+            effect.stays = true;
         }
         Record::Rollback { volume, .. } => {
             effect.changed.push(*volume);
@@ -90,8 +98,7 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         | Record::SetQuota { id, .. }
         | Record::SetAttributes { id, .. }
         | Record::SetGather { id, .. } => effect.changed.push(*id),
-        Record::Grow { .. } => effect.frees = true,
-        Record::SetCopier { .. } => {}
+        Record::Grow { .. } | Record::SetCopier { .. } => {}
         Record::Transaction { parts } => parts.iter().for_each(|part| collect(catalog, part, effect)),
         // Admitted by the pages that they take.
         Record::Map { .. }

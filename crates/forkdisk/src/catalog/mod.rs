@@ -56,8 +56,12 @@ pub struct Catalog {
     pub lost_counts: Vec<Error>,
 }
 
+/// What every checkpoint may write, in pages.
+const LEAST_CHECKPOINT_PAGES: u64 = 8;
 /// On a nearly full pool a checkpoint begins when it has at least this many pages to write.
-const MIN_CHECKPOINT_PAGES: u64 = 20;
+pub const DUE_CHECKPOINT_PAGES: u64 = 20;
+/// Fewest pages of a checkpoint that has something to write.
+pub const SOME_CHECKPOINT_PAGES: u64 = LEAST_CHECKPOINT_PAGES + 1;
 
 /// Whether more metadata may become dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,13 +162,14 @@ impl Catalog {
     /// Pages that the next checkpoint writes, at most.
     pub fn checkpoint_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
-        (self.tables.dirty() + self.directory.changed_pages() * 2 + 8) as u64
+        (self.tables.dirty() + self.directory.changed_pages() * 2) as u64 + LEAST_CHECKPOINT_PAGES
     }
 
-    /// Whether the pool is nearly full, and a checkpoint now would leave more space to the next verbs.
-    pub fn is_short_of_space(&self) -> bool {
+    /// Whether the pool is nearly full, and a checkpoint now, which would write at least `pages`, would leave more
+    /// space to the next verbs.
+    pub fn is_short_of_space(&self, pages: u64) -> bool {
         let checkpoint = self.checkpoint_pages();
-        checkpoint >= MIN_CHECKPOINT_PAGES && self.space.unreserved(checkpoint) == 0
+        checkpoint >= pages && self.space.unreserved(checkpoint) == 0
     }
 
     /// Admits what takes free pages; see [`Space::reserve`].

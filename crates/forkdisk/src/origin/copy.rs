@@ -252,11 +252,14 @@ async fn begin_copy<D: Device>(
             break ended?;
         }
     }
-    let mut retry = Retry::new(store);
-    let planned = loop {
-        let planned = plan.advance(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
-        if let Some(ended) = retry.after(planned).await {
-            break ended;
+    drop(retry);
+    let planned = {
+        let mut retry = Retry::new(store);
+        loop {
+            let planned = plan.advance(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
+            if let Some(ended) = retry.after(planned).await {
+                break ended;
+            }
         }
     };
     if let Err(ended) = planned {

@@ -1,15 +1,18 @@
 //! Protecting a device, opening and closing it, and ending the protection.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::catalog::{Catalog, Changes, VolumeInfo, check_origin_text, check_size, exceptions, refuse_during_rollback};
+use crate::catalog::{
+    Catalog, Changes, SOME_CHECKPOINT_PAGES, VolumeInfo, check_origin_text, check_size, exceptions,
+    refuse_during_rollback,
+};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::correct;
+use crate::store::transaction::{prepare_change, retry_after_checkpoint};
 use crate::store::{Store, deleted_error};
 use crate::sync::LockMode;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
@@ -150,29 +153,21 @@ impl<D: Device> Origins<D> {
         let identity = Identity { modified, fingerprint: 0 };
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
-        let (device, registered) = (Rc::new(device), Cell::new(None));
-        let made = store
-            .verb_of_parts(|meta| {
-                meta.directory.check_new(NO_VOLUME, name)?;
-                let id = VolumeId(meta.next_id);
-                let (name, path) = (name.to_string(), path.clone());
-                let protect = Record::Protect { id, name, path, size, chunk, now, identity };
-                // Registered as soon as the name exists, so that no other device can be opened for it.
-                if let Some(refused) = registered.replace(Some(id)) {
-                    self.open.borrow_mut().remove(&refused);
-                }
-                self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device.clone(), size, chunk, 0)));
-                let settings = Record::SetOrigin { id, copy_ahead, when_full };
-                Ok((vec![protect, Record::Stamp { id, stamp: stamp.clone() }, settings], id))
-            })
-            .await;
-        // A refused record leaves no origin behind; its device is closed.
-        if let Some(id) = registered.get().filter(|_| made.is_err())
-            && store.meta.borrow().directory.get(id).is_none()
-        {
-            self.open.borrow_mut().remove(&id);
-        }
-        store.info(made?)
+        let device = Rc::new(device);
+        let publish = |meta: &mut Catalog| {
+            meta.directory.check_new(NO_VOLUME, name)?;
+            let id = VolumeId(meta.next_id);
+            let (name, path) = (name.to_string(), path.clone());
+            let protect = Record::Protect { id, name, path, size, chunk, now, identity };
+            let settings = Record::SetOrigin { id, copy_ahead, when_full };
+            store.publish_parts(meta, vec![protect, Record::Stamp { id, stamp: stamp.clone() }, settings])?;
+            // Registered as soon as the name exists, so that no other device can be opened for it.
+            self.open.borrow_mut().insert(id, Rc::new(Origin::new(id, device.clone(), size, chunk, 0)));
+            Ok(id)
+        };
+        let id = retry_after_checkpoint(store, publish).await?;
+        store.clone().commit().await?;
+        store.info(id)
     }
 
     /// Opens the device of an origin, found at `place`, with the accepted `change`, and
@@ -187,6 +182,7 @@ impl<D: Device> Origins<D> {
     ) -> Result<VolumeId> {
         changes.check()?;
         let store = &self.store;
+        prepare_change(store, SOME_CHECKPOINT_PAGES).await;
         let record = store.meta.borrow().directory.find(name)?.record.clone();
         let id = record.id;
         let Some(protects) = record.origin_record.clone().filter(|_| record.state == VolumeState::Origin) else {
@@ -270,6 +266,7 @@ impl<D: Device> Origins<D> {
         let store = &self.store;
         let id = store.meta.borrow().directory.find(name)?.record.id;
         let origin = self.attached(id)?;
+        prepare_change(store, SOME_CHECKPOINT_PAGES).await;
         origin.stop_rolling().await;
         // A background commit is no user, and uses no origin while this lock is held.
         let settling = origin.flush_lock.lock(0..1, LockMode::Exclusive).await;
@@ -278,7 +275,7 @@ impl<D: Device> Origins<D> {
             let why = || Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first"));
             if Rc::strong_count(origin) > 2 { Err(why()) } else { Ok(()) }
         };
-        let mut left = None;
+        let (mut left, mut is_changed) = (None, false);
         let flushed = async {
             in_use(&origin)?;
             if origin.marked_dirty.get() && store.check_writable().is_ok() {
@@ -288,18 +285,25 @@ impl<D: Device> Origins<D> {
             // It may have been opened and written while its device was read.
             in_use(&origin)
         };
-        if let Err(error) = flushed.await {
+        let ended = flushed.await.and_then(|()| {
+            // Nothing was awaited since it was found unused. It cannot be opened from here on.
+            if let Some((identity, stamp)) = left.take() {
+                store.check_writable()?;
+                let mut meta = store.meta.borrow_mut();
+                let records = identification(&meta, id, true, identity, stamp)?;
+                store.publish_parts(&mut meta, records)?;
+                is_changed = true;
+            }
+            self.open.borrow_mut().remove(&id);
+            Ok(())
+        });
+        drop(settling);
+        if let Err(error) = ended {
             origin.start_rollback_task(store);
             return Err(error);
         }
-        // It cannot be opened from here on; nothing was awaited since it was found unused.
-        self.open.borrow_mut().remove(&id);
-        drop(settling);
-        if let Some((identity, stamp)) = left
-            && let Err(error) = identify(store, id, true, identity, stamp).await
-        {
-            self.open.borrow_mut().entry(id).or_insert(origin);
-            return Err(error);
+        if is_changed {
+            store.clone().commit().await?;
         }
         Ok(())
     }
@@ -321,6 +325,7 @@ impl<D: Device> Origins<D> {
             }
             _ => Ok(()),
         };
+        prepare_change(store, SOME_CHECKPOINT_PAGES).await;
         let mut settling = None;
         if let Some(origin) = &open {
             origin.stop_rolling().await;
@@ -328,20 +333,27 @@ impl<D: Device> Origins<D> {
             in_use()?;
             origin.flush().await?;
         }
-        store
-            .verb(|meta| {
-                // It may have been opened during the flush.
-                in_use()?;
-                if open.is_none() && self.open.borrow().contains_key(&id) {
-                    return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been opened meanwhile; try again")));
-                }
-                let mut ids = unprotectable(meta, id, snapshots)?;
-                ids.push(id);
-                self.open.borrow_mut().remove(&id);
-                drop(settling.take());
-                Ok((Record::Delete { ids }, ()))
-            })
-            .await?;
+        let publish = || {
+            store.check_writable()?;
+            let mut meta = store.meta.borrow_mut();
+            // It may have been opened during the flush.
+            in_use()?;
+            if open.is_none() && self.open.borrow().contains_key(&id) {
+                return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been opened meanwhile; try again")));
+            }
+            let mut ids = unprotectable(&meta, id, snapshots)?;
+            ids.push(id);
+            store.publish(&mut meta, &Record::Delete { ids })?;
+            self.open.borrow_mut().remove(&id);
+            Ok(())
+        };
+        let ended = publish();
+        drop(settling);
+        if let (Err(_), Some(origin)) = (&ended, &open) {
+            origin.start_rollback_task(store);
+        }
+        ended?;
+        store.clone().commit().await?;
         store.hooks.reap_soon();
         Ok(())
     }
@@ -418,13 +430,20 @@ async fn identify<D: Device>(
     identity: Identity,
     stamp: Option<Box<Stamp>>,
 ) -> Result<()> {
-    store
-        .verb_of_parts(|meta| {
-            let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
-            let stamp = stamp.clone().map(|stamp| Record::Stamp { id, stamp });
-            Ok((stamp.into_iter().chain([Record::Identify { id, clean, identity, path }]).collect(), ()))
-        })
-        .await
+    store.verb_of_parts(|meta| Ok((identification(meta, id, clean, identity, stamp.clone())?, ()))).await
+}
+
+/// The records of an origin's identity, and of its stamp if that has changed.
+fn identification(
+    meta: &Catalog,
+    id: VolumeId,
+    clean: bool,
+    identity: Identity,
+    stamp: Option<Box<Stamp>>,
+) -> Result<Vec<Record>> {
+    let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
+    let stamp = stamp.map(|stamp| Record::Stamp { id, stamp });
+    Ok(stamp.into_iter().chain([Record::Identify { id, clean, identity, path }]).collect())
 }
 
 impl<D: Device> Origin<D> {

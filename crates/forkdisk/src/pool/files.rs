@@ -7,12 +7,13 @@
 
 use crate::catalog::directory::names;
 use crate::catalog::{
-    CreateOptions, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name, refuse_origin,
-    refuse_with_snapshots, writable_volume,
+    CreateOptions, DUE_CHECKPOINT_PAGES, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name,
+    refuse_origin, refuse_with_snapshots, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
+use crate::store::transaction::prepare_change;
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
@@ -95,10 +96,7 @@ impl<D: Device> Pool<D> {
     /// To be awaited before the verbs of this module that change something: on a nearly full pool it writes a
     /// checkpoint, after which they need less space.
     pub async fn prepare_verb(&self) {
-        if self.store.check_writable().is_ok() && self.store.meta.borrow().is_short_of_space() {
-            // The verb itself tells what is wrong.
-            let _ = self.store.clone().checkpoint().await;
-        }
+        prepare_change(&self.store, DUE_CHECKPOINT_PAGES).await;
     }
 
     /// Creates and opens an empty volume with these attributes.
@@ -131,11 +129,12 @@ impl<D: Device> Pool<D> {
         self.store.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
             Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
             Some(state) if state != VolumeState::Dead => {
-                self.store.live.borrow_mut().set_change_recorded(id);
                 Ok((Record::SetAttributes { id, attributes: Some(permission_bits_of(attributes)) }, ()))
             }
             _ => Err(missing(&format!("number {}", id.0))),
-        })
+        })?;
+        self.store.live.borrow_mut().set_change_recorded(id);
+        Ok(())
     }
 
     /// Creates a folder that exists without contents. Refused if a volume or folder has this name.

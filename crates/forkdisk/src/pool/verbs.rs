@@ -86,12 +86,12 @@ impl<D: Device> Pool<D> {
             flushed = flushed.and(correct!(origin.flush().await, Bug::OriginNotFlushed => Ok(())));
         }
         if let Err(error) = flushed {
-            self.store
-                .verb(|meta| {
-                    let ids = ids.iter().copied().filter(|&id| meta.directory.is_snapshot(id)).collect();
-                    Ok((Record::Delete { ids }, ()))
-                })
-                .await?;
+            {
+                let mut meta = self.store.meta.borrow_mut();
+                let ids = ids.iter().copied().filter(|&id| meta.directory.is_snapshot(id)).collect();
+                publish::publish_admitted(&self.store, &mut meta, &Record::Delete { ids })?;
+            }
+            self.store.clone().commit().await?;
             self.upkeep.start_reaping();
             return Err(error);
         }

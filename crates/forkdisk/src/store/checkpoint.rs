@@ -12,7 +12,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::catalog::DirtyState;
+use crate::catalog::{DUE_CHECKPOINT_PAGES, DirtyState, SOME_CHECKPOINT_PAGES};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::Superblock;
@@ -64,7 +64,7 @@ impl<D: Device> Store<D> {
             let wanted = self.full.get() && meta.space.pending() > 0;
             wanted
                 || meta.is_filling(self.options.dirty)
-                || meta.is_short_of_space()
+                || meta.is_short_of_space(DUE_CHECKPOINT_PAGES)
                 || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
@@ -102,6 +102,17 @@ impl<D: Device> Store<D> {
             };
             Box::pin(self.unless_full(ends)).await?;
         }
+    }
+}
+
+/// A change was refused for lack of space: starts a checkpoint if that makes space.
+pub fn start_for_space<D: Device>(store: &Rc<Store<D>>) {
+    let helps = {
+        let meta = store.meta.borrow();
+        meta.checkpoint_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0
+    };
+    if helps {
+        start_checkpoint(store);
     }
 }
 

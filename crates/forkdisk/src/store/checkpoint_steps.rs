@@ -26,7 +26,7 @@ use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::{Refusal, Step, WrittenCounts, alloc, count_images, delta, view_counts};
-use crate::store::{checkpoint, host_enospc, view};
+use crate::store::{checkpoint, host_enospc, publish, view};
 use crate::sync::LockMode;
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
@@ -392,6 +392,9 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
     }
     store.full.set(false);
     store.space_changed.notify();
+    if store.orphans_left.get() && !store.closing.get() {
+        publish::delete_orphans(store)?;
+    }
     store.hooks.reap_soon();
     store.hooks.gather_soon();
     Ok(())

@@ -394,7 +394,11 @@ pub fn record_time<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId
     }
     // On a full pool it waits until a checkpoint has written other pages.
     if directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err() {
-        return store.times.volumes.borrow_mut().push(id);
+        let mut volumes = store.times.volumes.borrow_mut();
+        if !volumes.contains(&id) {
+            volumes.push(id);
+        }
+        return;
     }
     let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
     store.live.borrow_mut().set_change_recorded(id);

@@ -59,6 +59,8 @@ pub struct Store<D> {
     pub hooks: StoreHooks,
     /// Origins may have snapshots for which they were not flushed.
     pub unflushed_snapshots: Cell<bool>,
+    /// Volumes without a name or a handle could not be deleted for lack of space.
+    pub orphans_left: Cell<bool>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
     pub copier: Copier<D>,

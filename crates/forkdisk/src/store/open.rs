@@ -209,6 +209,7 @@ impl<D: Device> Store<D> {
             live: Default::default(),
             hooks: Default::default(),
             unflushed_snapshots: Cell::new(false),
+            orphans_left: Cell::new(false),
             superblock: RefCell::new(superblock),
             copier,
             generations: Default::default(),

@@ -9,7 +9,7 @@ use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::planted::correct;
 use crate::types::{PAGE_SIZE, VolumeId};
 
-use super::{Store, changed_error, deleted_error};
+use super::{Store, changed_error, checkpoint, deleted_error};
 
 impl<D: Device> Store<D> {
     /// Applies `record` and appends it to the journal; the caller commits. Refuses a record for which the next
@@ -59,12 +59,15 @@ impl<D: Device> Store<D> {
     /// durable.
     pub fn note<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Catalog) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
-        let value = {
+        let noted = {
             let mut meta = self.meta.borrow_mut();
             let (record, value) = decide(&mut meta)?;
-            self.publish(&mut meta, &record)?;
-            value
+            self.publish(&mut meta, &record).map(|()| value)
         };
+        if noted.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
+            checkpoint::start_for_space(self);
+        }
+        let value = noted?;
         self.note_dirty();
         self.commit_soon();
         self.checkpoint_soon();
@@ -148,21 +151,34 @@ pub fn last_closed<D: Device>(store: &Rc<Store<D>>, id: VolumeId) {
     if let Ok(mut live) = store.live.try_borrow_mut() {
         live.release(id);
     }
-    // Otherwise the next open of the pool deletes it.
-    if store.check_writable().is_ok()
-        && store.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
-        && store.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
-    {
-        store.hooks.reap_soon();
+    // Otherwise a later checkpoint or the next open of the pool deletes it.
+    if store.check_writable().is_ok() && store.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta)) {
+        match store.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))) {
+            Ok(()) => store.hooks.reap_soon(),
+            Err(_) => store.orphans_left.set(true),
+        }
     }
 }
 
-/// Deletes volumes that were removed and still open at the last use of the pool.
+/// Deletes volumes that were removed and have no handle. Those for which there is no space stay until the next
+/// checkpoint.
 pub fn delete_orphans<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
-    let orphan = |v: &&CatalogEntry| v.record.state == VolumeState::Orphan;
+    store.orphans_left.set(false);
+    let orphan = |v: &&CatalogEntry| v.record.state == VolumeState::Orphan && store.handles(v.record.id) == 0;
     let ids: Vec<VolumeId> = store.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
     if correct!(ids.is_empty() || store.options.read_only, Bug::OrphansOutliveCrash => true) {
         return Ok(());
     }
-    store.note(|_| Ok((Record::Delete { ids }, ())))
+    let delete = |ids: &[VolumeId]| store.note(|_| Ok((Record::Delete { ids: ids.to_vec() }, ())));
+    let deleted = delete(&ids).or_else(|error| match error.kind() {
+        ErrorKind::NoSpace => ids.iter().try_for_each(|&id| delete(&[id])),
+        _ => Err(error),
+    });
+    match deleted {
+        Err(error) if error.kind() == ErrorKind::NoSpace => {
+            store.orphans_left.set(true);
+            Ok(())
+        }
+        ended => ended,
+    }
 }

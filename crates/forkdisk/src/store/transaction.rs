@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use crate::catalog::Catalog;
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::correct;
 
@@ -62,11 +62,25 @@ pub async fn retry_after_checkpoint<D: Device, T>(
         Err(error) if error.kind() == ErrorKind::NoSpace => error,
         done => return done,
     };
-    store
-        .clone()
-        .checkpoint()
-        .await
-        .map_err(|error| if error.kind() == ErrorKind::NoSpace { refused } else { error })?;
+    checkpoint_for_space(store, refused).await?;
     store.check_writable()?;
     change(&mut store.meta.borrow_mut())
+}
+
+/// After a change was `refused` for lack of space: a checkpoint, which may make it possible. Does not wait for a full
+/// host file system: the change may be what ends the shortage.
+pub async fn checkpoint_for_space<D: Device>(store: &Rc<Store<D>>, refused: Error) -> Result<()> {
+    match store.unless_blocked(store.clone().patient_checkpoint()).await {
+        Err(error) if error.kind() == ErrorKind::NoSpace => Err(refused),
+        ended => ended,
+    }
+}
+
+/// Before a change that cannot wait: on a pool with little free space, and at least `pages` to be written by the next
+/// checkpoint, a checkpoint.
+pub async fn prepare_change<D: Device>(store: &Rc<Store<D>>, pages: u64) {
+    if store.check_writable().is_ok() && store.meta.borrow().is_short_of_space(pages) {
+        // The change itself tells what is wrong.
+        let _ = store.unless_blocked(store.clone().patient_checkpoint()).await;
+    }
 }

@@ -156,13 +156,15 @@ impl<D: Device> Volume<D> {
         loop {
             self.store.wait_below_dirty_limit().await?;
             let guard = self.store.generations.enter();
-            let mut retry = Retry::new(&self.store);
-            let planned = loop {
-                work.merge_followers(queued, &self.live.locks);
-                let volume = (self.id, &self.live.claims);
-                let outcome = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
-                if let Some(ended) = retry.after(outcome).await {
-                    break ended;
+            let planned = {
+                let mut retry = Retry::new(&self.store);
+                loop {
+                    work.merge_followers(queued, &self.live.locks);
+                    let volume = (self.id, &self.live.claims);
+                    let outcome = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
+                    if let Some(ended) = retry.after(outcome).await {
+                        break ended;
+                    }
                 }
             };
             match correct!(planned, Bug::FullLeavesHalf => publish_half(self, planned, work).await?) {

@@ -104,11 +104,13 @@ impl<D: Device> Volume<D> {
     /// Like [`read_mapped`](Self::read_mapped) for a volume without backing.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.store.generations.enter();
-        let mut retry = Retry::new(&self.store);
-        let planned = loop {
-            let planned = self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64);
-            if let Some(ended) = retry.after(planned).await {
-                break ended;
+        let planned = {
+            let mut retry = Retry::new(&self.store);
+            loop {
+                let planned = self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64);
+                if let Some(ended) = retry.after(planned).await {
+                    break ended;
+                }
             }
         };
         let ReadPlan { segments, holes } = match planned {
