@@ -247,18 +247,17 @@ async fn begin_copy<D: Device>(
     let mut plan = CopyPlan::new(exceptions::copy_out_views(&store.meta.borrow(), origin.id), start, end);
     let mut retry = Retry::new(store);
     loop {
-        let admitted = plan.admit(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
-        if let Some(ended) = retry.after(admitted).await {
-            break ended?;
-        }
+        let Err(failure) = plan.admit(&mut store.meta.borrow_mut(), origin.id, chunk_pages) else { break };
+        retry.missed(failure).await?;
     }
     drop(retry);
     let planned = {
         let mut retry = Retry::new(store);
         loop {
-            let planned = plan.advance(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
-            if let Some(ended) = retry.after(planned).await {
-                break ended;
+            let advanced = plan.advance(&mut store.meta.borrow_mut(), origin.id, chunk_pages);
+            let Err(failure) = advanced else { break Ok(()) };
+            if let Err(error) = retry.missed(failure).await {
+                break Err(error);
             }
         }
     };
@@ -378,10 +377,11 @@ async fn publish<D: Device>(origin: &Origin<D>, store: &Store<D>, plan: &CopyPla
         while done < copy.len {
             let mut retry = Retry::new(store);
             let step = loop {
-                let step = publish_step(origin, &mut store.meta.borrow_mut(), copy, done, covered);
-                if let Some(ended) = retry.after(step).await {
-                    break ended?;
-                }
+                let failure = match publish_step(origin, &mut store.meta.borrow_mut(), copy, done, covered) {
+                    Ok(step) => break step,
+                    Err(failure) => failure,
+                };
+                retry.missed(failure).await?;
             };
             let Some(len) = step else { break };
             // The checksums of all go with the first record.

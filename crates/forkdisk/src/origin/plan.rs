@@ -13,8 +13,8 @@ use crate::map::Stop;
 use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space::{AllocRequest, Need, alloc};
-use crate::store::{PoolEvent, Store, events, no_space_error};
-use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
+use crate::store::{PoolEvent, Retry, Store, events, no_space_error};
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::Origin;
 
@@ -128,6 +128,23 @@ impl CopyPlan {
         match self.copies.last_mut().filter(goes_on) {
             Some(last) => last.len += len,
             None => self.copies.push(PageCopy { sequence, at, len, to, checksums: Rc::default() }),
+        }
+    }
+}
+
+impl<D: Device> Origin<D> {
+    /// First byte of the range whose old contents a snapshot would lose.
+    pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
+        let last = correct!(end, Bug::SecondChunkForgotten => end.min((offset / self.chunk + 1) * self.chunk));
+        let (first, last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(last.div_ceil(PAGE_BYTES)));
+        let mut search = MissingException::new(self.id, first, last);
+        let mut retry = Retry::new(store);
+        loop {
+            let failure = match search.advance(&mut store.meta.borrow_mut()) {
+                Ok(found) => return Ok(found.map(|page| page.0 * PAGE_BYTES)),
+                Err(failure) => failure,
+            };
+            retry.missed(failure).await?;
         }
     }
 }

@@ -9,13 +9,11 @@ use crate::error::{Error, Result};
 use crate::format::Record;
 use crate::planted::correct;
 use crate::store::publish::publish_admitted;
-use crate::store::{EditError, Retry, Store, no_space_error};
+use crate::store::{EditError, Store, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
-use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
 use super::lookahead::Streams;
-use super::plan::MissingException;
 use super::plan::SpaceWait;
 
 /// Zeroes written at once, in bytes.
@@ -140,20 +138,6 @@ impl<D: Device> Origin<D> {
     fn is_deletion_pending(&self, store: &Store<D>) -> bool {
         let meta = store.meta.borrow();
         meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.durable_seq())
-    }
-
-    /// First byte of the range whose old contents a snapshot would lose.
-    pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
-        let last = correct!(end, Bug::SecondChunkForgotten => end.min((offset / self.chunk + 1) * self.chunk));
-        let (first, last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(last.div_ceil(PAGE_BYTES)));
-        let mut search = MissingException::new(self.id, first, last);
-        let mut retry = Retry::new(store);
-        loop {
-            let found = search.advance(&mut store.meta.borrow_mut());
-            if let Some(ended) = retry.after(found).await {
-                return Ok(ended?.map(|page| page.0 * PAGE_BYTES));
-            }
-        }
     }
 
     /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is

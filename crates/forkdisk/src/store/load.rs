@@ -1,6 +1,7 @@
 //! Loading the metadata that a change missed, and repeating the change.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::task::Poll;
 
 use smallvec::smallvec;
@@ -74,34 +75,30 @@ impl<'a, D: Device> Retry<'a, D> {
         Retry { store, recorded: store.meta.borrow().journal.next(), misses: 0, held: None }
     }
 
-    /// Returns how the section has ended. Loads what the attempt missed and returns `None` if it is to be repeated,
-    /// which must follow at once.
-    pub async fn after<T>(
-        &mut self,
-        attempt: std::result::Result<T, Failure>,
-    ) -> Option<std::result::Result<T, EditError>> {
-        let is_whole = attempt.is_ok() || self.store.meta.borrow().journal.next() == self.recorded;
-        assert!(is_whole, "a change of metadata stopped after it had been recorded");
-        let stop = match attempt {
-            Ok(value) => return Some(Ok(value)),
-            Err(Failure::Stop(stop)) => stop,
-            Err(Failure::Nonsense(what)) => return Some(Err(Error::new(ErrorKind::Corrupt, what).into())),
-            Err(Failure::Gone) => return Some(Err(deleted_error().into())),
-            Err(Failure::Changed) => return Some(Err(changed_error().into())),
-            Err(Failure::OverQuota) => return Some(Err(over_quota_error().into())),
-        };
-        self.misses += 1;
-        if self.misses == PIN_AFTER_MISSES {
-            self.held = Some(pin_caches(self.store));
-        }
-        // The page to be loaded must not be reused before it was read.
-        let _plan = self.store.generations.enter();
-        // Boxed: loading is rare, and this future is part of every read.
-        if let Err(error) = Box::pin(load(self.store, stop)).await {
-            return Some(Err(error));
-        }
-        self.recorded = self.store.meta.borrow().journal.next();
-        None
+    /// After an attempt that failed: loads what it missed. The attempt is to be repeated at once.
+    ///
+    /// The future is boxed: loading is rare, and its state would be part of every read and write.
+    pub fn missed(&mut self, failure: Failure) -> Pin<Box<impl Future<Output = std::result::Result<(), EditError>>>> {
+        let is_unrecorded = self.store.meta.borrow().journal.next() == self.recorded;
+        assert!(is_unrecorded, "a change of metadata stopped after it had been recorded");
+        Box::pin(async move {
+            let stop = match failure {
+                Failure::Stop(stop) => stop,
+                Failure::Nonsense(what) => return Err(Error::new(ErrorKind::Corrupt, what).into()),
+                Failure::Gone => return Err(deleted_error().into()),
+                Failure::Changed => return Err(changed_error().into()),
+                Failure::OverQuota => return Err(over_quota_error().into()),
+            };
+            self.misses += 1;
+            if self.misses == PIN_AFTER_MISSES {
+                self.held = Some(pin_caches(self.store));
+            }
+            // The page to be loaded must not be reused before it was read.
+            let _plan = self.store.generations.enter();
+            load(self.store, stop).await?;
+            self.recorded = self.store.meta.borrow().journal.next();
+            Ok(())
+        })
     }
 }
 
@@ -113,10 +110,11 @@ impl<D: Device> Store<D> {
     ) -> std::result::Result<T, EditError> {
         let mut retry = Retry::new(self);
         loop {
-            let outcome = attempt(&mut self.meta.borrow_mut());
-            if let Some(ended) = retry.after(outcome).await {
-                return ended;
-            }
+            let failure = match attempt(&mut self.meta.borrow_mut()) {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            retry.missed(failure).await?;
         }
     }
 

@@ -161,9 +161,10 @@ impl<D: Device> Volume<D> {
                 loop {
                     work.merge_followers(queued, &self.live.locks);
                     let volume = (self.id, &self.live.claims);
-                    let outcome = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
-                    if let Some(ended) = retry.after(outcome).await {
-                        break ended;
+                    let planned = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
+                    let Err(failure) = planned else { break Ok(()) };
+                    if let Err(error) = retry.missed(failure).await {
+                        break Err(error);
                     }
                 }
             };

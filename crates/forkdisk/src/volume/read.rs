@@ -104,19 +104,17 @@ impl<D: Device> Volume<D> {
     /// Like [`read_mapped`](Self::read_mapped) for a volume without backing.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.store.generations.enter();
-        let planned = {
-            let mut retry = Retry::new(&self.store);
-            loop {
-                let planned = self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64);
-                if let Some(ended) = retry.after(planned).await {
-                    break ended;
-                }
+        let mut retry = Retry::new(&self.store);
+        let ReadPlan { segments, holes } = loop {
+            let failure = match self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64) {
+                Ok(planned) => break planned,
+                Err(failure) => failure,
+            };
+            if let Err(error) = retry.missed(failure).await {
+                return (Err(error.into()), buf);
             }
         };
-        let ReadPlan { segments, holes } = match planned {
-            Ok(plan) => plan,
-            Err(e) => return (Err(e.into()), buf),
-        };
+        drop(retry);
         if segments.is_empty() {
             return (Ok(holes), buf);
         }

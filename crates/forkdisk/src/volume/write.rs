@@ -229,10 +229,9 @@ impl<D: Device> Volume<D> {
         for fault in &plan.faults {
             let mut retry = Retry::new(&self.store);
             loop {
-                let outcome = self.map_fault(&mut self.store.meta.borrow_mut(), plan, fault);
-                if let Some(ended) = retry.after(outcome).await {
-                    break ended?;
-                }
+                let mapped = self.map_fault(&mut self.store.meta.borrow_mut(), plan, fault);
+                let Err(failure) = mapped else { break };
+                retry.missed(failure).await?;
             }
             plan.published.set(plan.published.get() + fault.len);
             if !fault.relocated {
