@@ -293,3 +293,16 @@ fn times_of_writes_in_place_do_not_fail_a_full_pool() {
     drop(volumes);
     tasks.run(pool.close()).unwrap();
 }
+
+#[test]
+fn what_a_refused_verb_needs_is_more_than_what_the_pool_has() {
+    let tasks = Inline::default();
+    let (pool, names) = full_pool(&tasks, OpenOptions::default());
+    let refused = names.iter().find_map(|name| tasks.run(pool.snapshot(&[(name, "s")], 1)).err()).unwrap();
+    let message = refused.to_string();
+    let number = |after: &str| -> u64 {
+        let digits = message.split(after).nth(1).unwrap_or_else(|| panic!("no {after:?} in {message:?}"));
+        digits.trim_start().chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+    };
+    assert!(number("needs ") > number("the pool has "), "{message}");
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::format::Record;
-use crate::space::{Need, Refusal};
+use crate::space::Need;
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::Catalog;
@@ -33,12 +33,10 @@ pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
     let of_changed = effect.changed.iter().filter_map(|&id| unchanged_page_of(directory, id));
     let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
     // With each page at most one path of tables of the directory's map; a table above a root that was too low.
-    let needed = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
+    let checkpoint = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
     let need = if effect.frees && !effect.stays { Need::Release } else { Need::Step };
-    match catalog.space.reserve(need, needed) {
-        Ok(_) => Ok(()),
-        Err(Refusal::NoSpace | Refusal::Miss(_)) => Err(needed * PAGE_SIZE as u64),
-    }
+    let refused = |_| catalog.space.pages_for(need, checkpoint) * PAGE_SIZE as u64;
+    catalog.space.reserve(need, checkpoint).map(drop).map_err(refused)
 }
 
 fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {

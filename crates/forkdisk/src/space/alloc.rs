@@ -486,7 +486,13 @@ pub struct Reservation {
 impl Space {
     /// Admits `need` if the free pages cover it and the `checkpoint` pages that the next checkpoint writes.
     pub fn reserve(&self, need: Need, checkpoint: u64) -> Result<Reservation, Refusal> {
-        let pages = match need {
+        let pages = self.pages_for(need, checkpoint);
+        if self.available < pages { Err(Refusal::NoSpace) } else { Ok(Reservation { pages }) }
+    }
+
+    /// Returns the pages that have to be free to admit `need`.
+    pub fn pages_for(&self, need: Need, checkpoint: u64) -> u64 {
+        match need {
             Need::Step => checkpoint + STEP_PAGES,
             Need::Release => checkpoint,
             Need::Write(pages) => checkpoint + WRITE_PAGES + pages,
@@ -497,8 +503,7 @@ impl Space {
                 checkpoint + MOVE_PAGES + tables + pages + self.layout.pages() / MOVE_POOL_PART
             }
             Need::PublishMove { tables } => checkpoint + MOVE_PAGES + tables,
-        };
-        if self.available < pages { Err(Refusal::NoSpace) } else { Ok(Reservation { pages }) }
+        }
     }
 
     /// Returns the free pages beyond what admits a first write of zero pages.

@@ -75,7 +75,7 @@ impl<D: Device> Store<D> {
     }
 }
 
-/// Like [`Store::publish`], for a record whose space was admitted, or that cannot be refused.
+/// Like [`Store::publish`], for a record that was admitted or cannot be refused.
 pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record: &Record) -> Result<()> {
     let mut done = 0;
     match meta.apply(record, &mut done) {
@@ -127,9 +127,9 @@ fn unadmitted_error(meta: &Catalog, record: &Record, needs: u64) -> Error {
         (1, _) => ("1 new volume needs".to_string(), false),
         (volumes, _) => (format!("{volumes} new volumes need"), true),
     };
-    let fewer = if fewer { ", or name fewer" } else { "" };
+    let remedy = if fewer { "free some, grow the pool, or name fewer" } else { "free some or grow the pool" };
     let why = format!("{what} {needs} bytes of free space at once, and the pool has {has}");
-    Error::new(ErrorKind::NoSpace, format!("{why}; free some, grow the pool{fewer}"))
+    Error::new(ErrorKind::NoSpace, format!("{why}; {remedy}"))
 }
 
 fn stopped_half_way(failure: Failure) -> Error {
