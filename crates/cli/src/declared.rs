@@ -1,6 +1,6 @@
 //! Help texts of arguments, from the declaration of the methods' parameters in `forkdisk-control`.
 //!
-//! An argument whose id is the name of a parameter of the method with the verb's name has that parameter's text, and
+//! An argument with the id of a parameter of the method with the verb's name has that parameter's text, and
 //! none of its own. Value parsers, names of options and conflicts belong to the verb.
 
 use clap::{Arg, Command};

@@ -53,7 +53,7 @@ pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure
     })
 }
 
-/// As [`settle`], for verbs whose effect does not depend on the freed space. If the file system
+/// As [`settle`], for verbs with an effect that does not depend on the freed space. If the file system
 /// under the pool is full, returns the message that says that the space is freed later.
 pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
     match settle(session, call).await {

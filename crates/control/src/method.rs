@@ -61,7 +61,7 @@ pub mod params {
             #[serde(default)]
             gather: Option<String>,
         }
-        /// Creates a volume from the image whose descriptor comes with the request. With the format `nbd` the
+        /// Creates a volume from an image; its descriptor comes with the request. With the format `nbd` the
         /// descriptor is a connection to an NBD server that offers the image.
         Import {
             /// The new volume.
@@ -83,7 +83,7 @@ pub mod params {
             #[serde(default)]
             force: bool,
         }
-        /// Writes a volume or snapshot to the file whose descriptor, open for writing, comes with the request.
+        /// Writes a volume or snapshot to a file; its descriptor, open for writing, comes with the request.
         Export {
             /// The volume or snapshot to export.
             object: String,

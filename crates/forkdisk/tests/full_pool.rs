@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: usize = 4096;
 const NO_SPACE_ON_DEVICE: i32 = 28;
 
-/// A device whose host file system can be full until the pool discards something.
+/// A device on a host file system that can be full until the pool discards something.
 #[derive(Clone)]
 struct Hosted {
     inner: MemoryDevice,
@@ -76,7 +76,7 @@ fn fill(tasks: &Inline, volume: &Volume<Hosted>) {
     }
 }
 
-/// A pool whose directory has a free slot in each of 1,000 pages, and the names of a volume in each of them.
+/// A pool with a free slot in each of 1,000 pages of its directory, and the names of a volume in each of them.
 fn scattered(tasks: &Inline, options: OpenOptions) -> (Pool<Hosted>, Hosted, Vec<String>) {
     let mut device = Hosted::new(64 * MIB, tasks);
     device.delay = Duration::from_millis(50);

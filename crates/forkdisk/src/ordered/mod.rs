@@ -97,7 +97,7 @@ impl Editor<'_> {
         Ok(Prepared { batch, root: *root, evicted: self.tables.evicted() })
     }
 
-    /// As [`tree_prepare`](Self::tree_prepare) for keys whose pages are in memory; their neighbours are not looked up.
+    /// As [`tree_prepare`](Self::tree_prepare) for keys with their pages in memory; their neighbours are not looked up.
     #[cfg(test)]
     pub fn tree_prepare_without_neighbours(&mut self, root: &TreeRoot, batch: Batch) -> Prepared {
         Prepared { batch, root: *root, evicted: self.tables.evicted() }

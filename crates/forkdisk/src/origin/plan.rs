@@ -133,7 +133,7 @@ impl CopyPlan {
 }
 
 impl<D: Device> Origin<D> {
-    /// First byte of the range whose old contents a snapshot would lose.
+    /// First byte of the range that a snapshot needs and would lose.
     pub(super) async fn first_missing_exception(&self, store: &Store<D>, offset: u64, end: u64) -> Result<Option<u64>> {
         let last = correct!(end, Bug::SecondChunkForgotten => end.min((offset / self.chunk + 1) * self.chunk));
         let (first, last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(last.div_ceil(PAGE_BYTES)));
@@ -149,7 +149,7 @@ impl<D: Device> Origin<D> {
     }
 }
 
-/// Search for the first page whose old contents a snapshot would lose.
+/// Search for the first page that a snapshot needs and would lose.
 pub struct MissingException {
     origin: VolumeId,
     first: VirtualPage,

@@ -140,7 +140,7 @@ impl<D: Device> Origin<D> {
         meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.durable_seq())
     }
 
-    /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is
+    /// Before a write: records the zones in which it is the first to reach the sample. Durable once the journal is
     /// durable up to `noted_until`.
     fn note_written(&self, store: &Store<D>, offset: u64, end: u64) -> Result<()> {
         let zones = self.sample.reached(offset, end);

@@ -352,7 +352,7 @@ async fn flush_now<D: Device>(store: &Store<D>) -> Result<()> {
     outcome
 }
 
-/// Volumes whose last change is not recorded.
+/// Volumes with a last change that is not recorded.
 #[derive(Default)]
 pub struct Times {
     volumes: RefCell<Vec<VolumeId>>,

@@ -162,7 +162,7 @@ pub fn copy_client<D: Device>(store: &Store<D>, id: VolumeId) -> Option<Rc<Clien
 pub trait Hooks {
     /// Whether origins have to be flushed before records of new snapshots become durable.
     fn has_unflushed_snapshots(&self) -> bool;
-    /// Flushes them. Snapshots of an origin whose flush fails are deleted with the same commit.
+    /// Flushes them. Snapshots of an origin that could not be flushed are deleted with the same commit.
     fn flush_snapshotted_origins(&self) -> LocalFuture<Result<()>>;
     /// Flushes origins that were written.
     fn flush_origins(&self) -> LocalFuture<()>;

@@ -49,7 +49,7 @@ pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> 
     Ok(taken)
 }
 
-/// Discards the volatile log whose records are `left`.
+/// Discards the volatile log; `left` are its records.
 #[cfg(feature = "planted")]
 fn ended(log: &crate::journal::VolatileLog, left: Vec<RecoveredRecord>) -> Vec<RecoveredRecord> {
     crate::journal::invalidate(&log.memory);

@@ -1,7 +1,7 @@
 //! A runtime on the calling thread, for tests, examples and first programs.
 //!
 //! Time is virtual: it starts at 0 and advances to the next timer when no task can continue. Use it with
-//! [`MemoryDevice`](super::MemoryDevice) or another device whose futures wake their waker from the
+//! [`MemoryDevice`](super::MemoryDevice) or another device with futures that wake their waker from the
 //! same thread; for real devices use the executor of `forkdisk-uring`.
 
 use std::cell::{Cell, RefCell};

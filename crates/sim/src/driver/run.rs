@@ -55,7 +55,7 @@ impl Class {
 pub struct Start {
     pub class: Class,
     pub start: Time,
-    /// Volumes whose contents it reads or changes.
+    /// Volumes with contents that it reads or changes.
     pub keys: Vec<Key>,
     pub text: String,
     /// Whether it may be refused because the pool is full.
@@ -83,7 +83,7 @@ pub struct Inflight<W: World> {
     pub since: u64,
     /// Whether a control operation that may make a volume smaller was in flight at the same time.
     pub beside_shrinking: bool,
-    /// Volumes whose contents it reads or changes.
+    /// Volumes with contents that it reads or changes.
     pub keys: Vec<Key>,
     pub text: String,
     /// Whether it may be refused because the pool is full.

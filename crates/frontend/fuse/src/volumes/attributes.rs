@@ -244,7 +244,7 @@ impl<D: Device> Volumes<D> {
         Ok(())
     }
 
-    /// Updates the times of a folder whose entries changed, if the pool has space for that.
+    /// Updates the times of a folder after a change of its entries, if the pool has space for that.
     pub(super) fn touch_folder(&self, path: &str) -> Outcome<()> {
         if path.is_empty() {
             self.root_changed.set(now());

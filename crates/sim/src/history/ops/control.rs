@@ -65,7 +65,7 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
     Ok(())
 }
 
-/// Returns the volumes whose family a control operation concerns.
+/// Returns a volume of each family that a control operation concerns.
 pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
     let keys = match control {
         Control::Create(..) | Control::CreateAll(..) => Vec::new(),

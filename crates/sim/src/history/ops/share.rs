@@ -94,7 +94,7 @@ pub fn share(run: &mut Run, source: (Key, u64), target: (Key, u64), len: u64) ->
     Ok(())
 }
 
-/// A range clone within one volume whose ranges overlap is refused and changes nothing.
+/// A range clone of overlapping ranges of one volume is refused and changes nothing.
 fn overlap(run: &mut Run, op: &Op, key: Key) -> Result<(), Violation> {
     let Some(Place { offset, len }) = place::range(op, size_of(run, key)).filter(|p| p.len > 1) else {
         return Ok(());

@@ -36,7 +36,7 @@ pub struct Open {
     pub size: u64,
     /// Whether it has had no name so far: then it can be given one.
     pub is_new: bool,
-    /// The operation whose mark it is filled with: a volume that has lost its name may have it again after a
+    /// The operation that marks its contents: a volume that has lost its name may have it again after a
     /// crash.
     pub mark: u32,
     /// Whether its first pages have been filled.
