@@ -23,8 +23,10 @@
 mod config;
 mod device;
 mod driver;
+mod eventfd;
 mod executor;
 mod freeze;
+mod guarded_memory;
 mod handle;
 mod helper;
 mod inherited;
@@ -42,8 +44,10 @@ mod watch;
 
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice, block_device_user, lock_image};
+pub use eventfd::EventFd;
 pub use executor::{JoinHandle, Rt, block_on};
 pub use freeze::{freeze, thaw};
+pub use guarded_memory::MemoryGuard;
 pub use inherited::{Inherited, inherited};
 pub use loop_device::{abandon_loop, attach_loop, detach_loop, resize_loop};
 pub use net::{Accept, ByteStream, Piece, SocketAccess, Stream, TcpListener, UnixListener};

@@ -27,6 +27,9 @@ const MAX_ENTRY_BYTES: usize = 1 << 30;
 /// 2 GB/s, and the ring's thread can serve others meanwhile.
 const LARGE_SEND_BYTES: usize = 256 << 10;
 
+/// What is added to an eventfd.
+static ONE: [u8; 8] = 1u64.to_ne_bytes();
+
 pub(crate) struct Op {
     pub(crate) work: Work,
     pub(crate) file: Rc<Handle>,
@@ -66,6 +69,8 @@ pub(crate) enum Work {
     Connect(Box<SockAddr>),
     Accept,
     Readable,
+    /// Adds 1 to an eventfd.
+    Raise,
     /// A driver's command, which is lent no memory. It ends when the driver completes it.
     Command {
         number: u32,
@@ -102,9 +107,14 @@ impl Work {
         }
     }
 
-    /// Returns whether it may wait forever, so that it is cancelled when its ticket is
-    /// dropped. Requests to disks always end and are never cancelled.
+    /// Returns whether it is cancelled when its ticket is dropped. Requests to disks always end and are never
+    /// cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
+        self.may_wait_forever() && !matches!(self, Work::Raise)
+    }
+
+    /// Returns whether its end depends on a peer, so that the executor cancels it at its own end.
+    pub(crate) fn may_wait_forever(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
         !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
     }
@@ -141,6 +151,7 @@ impl Work {
                 opcode::Accept::new(fd, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
             }
             Work::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Work::Raise => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).build(),
             Work::Command { number, data } => opcode::UringCmd16::new(fd, *number).cmd(*data).build(),
         }
     }

@@ -82,6 +82,55 @@ pub(crate) fn eventfd_clear(fd: BorrowedFd<'_>) {
     unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
 }
 
+/// Resets an eventfd to zero without waiting, even if the descriptor blocks; returns whether it was not zero.
+pub(crate) fn eventfd_take(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut count = [0u8; 8];
+    let into = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+    // SAFETY: `into` describes `count`, and both live across the call.
+    let read = unsafe { libc::preadv2(fd.as_raw_fd(), &raw const into, 1, -1, libc::RWF_NOWAIT) };
+    match read {
+        0.. => Ok(true),
+        _ => match io::Error::last_os_error() {
+            e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(false),
+            e => Err(e),
+        },
+    }
+}
+
+/// Installs a handler for a signal of faulting accesses; returns the action before.
+pub(crate) fn set_fault_handler(
+    signal: c_int,
+    handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void),
+) -> io::Result<libc::sigaction> {
+    // SAFETY: all zeroes is a valid sigaction.
+    let (mut action, mut before): (libc::sigaction, libc::sigaction) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    action.sa_sigaction = handler as *const () as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: both structs live across the call; the handler does what a signal handler may do.
+    check(unsafe { libc::sigaction(signal, &raw const action, &raw mut before) })?;
+    Ok(before)
+}
+
+/// Restores the action of a signal, or its default if `action` is null. May be used in a signal handler.
+pub(crate) fn restore_action(signal: c_int, action: *const libc::sigaction) {
+    // SAFETY: all zeroes is a valid sigaction: the default.
+    let default: libc::sigaction = unsafe { std::mem::zeroed() };
+    let action = if action.is_null() { &raw const default } else { action };
+    // SAFETY: it points to a sigaction that is never freed, or to `default`.
+    unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
+}
+
+/// Replaces a mapping by private zeroes; returns whether it could. May be used in a signal handler.
+pub(crate) fn replace_by_zeroes(start: usize, len: usize) -> bool {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the caller owns the mapping of this range, which is accessed by volatile accesses only.
+    let map = unsafe {
+        libc::mmap(start as *mut libc::c_void, len, protection, flags | libc::MAP_FIXED | libc::MAP_NORESERVE, -1, 0)
+    };
+    map != libc::MAP_FAILED
+}
+
 fn signal_set(signals: &[c_int]) -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given a valid pointer to.
