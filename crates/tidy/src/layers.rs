@@ -32,6 +32,7 @@ pub const CRATES: &[(&str, &[&str])] = &[
     ("forkdisk-uring", &["forkdisk"]),
     ("forkdisk-fuse", &["forkdisk", "forkdisk-uring"]),
     ("forkdisk-nbd", &["forkdisk", "forkdisk-uring"]),
+    ("forkdisk-vhost-user", &["forkdisk", "forkdisk-uring"]),
     ("forkdisk-monitor", &["forkdisk", "forkdisk-nbd", "forkdisk-uring"]),
     ("forkdisk-control", &["forkdisk", "forkdisk-monitor", "forkdisk-uring"]),
     ("forkdisk-bench", &["forkdisk", "forkdisk-fuse", "forkdisk-nbd", "forkdisk-uring"]),
@@ -45,14 +46,21 @@ pub const CRATES: &[(&str, &[&str])] = &[
             "forkdisk-monitor",
             "forkdisk-nbd",
             "forkdisk-uring",
+            "forkdisk-vhost-user",
         ],
     ),
     ("forkdisk-tidy", &[]),
 ];
 
 /// Crates whose top-level modules form no circles.
-pub const WITHOUT_CIRCLES: &[&str] =
-    &["crates/cli/src/", "crates/control/src/", "crates/frontend/nbd/src/", "crates/monitor/src/", "crates/sim/src/"];
+pub const WITHOUT_CIRCLES: &[&str] = &[
+    "crates/cli/src/",
+    "crates/control/src/",
+    "crates/frontend/nbd/src/",
+    "crates/frontend/vhost-user/src/",
+    "crates/monitor/src/",
+    "crates/sim/src/",
+];
 
 /// Paths in the modules below `src` that point to a higher layer of `table`.
 pub fn check(sources: &[&Source], src: &str, table: &[&[&str]]) -> Vec<Violation> {
@@ -128,7 +136,9 @@ pub fn check_crate(manifest: &Source, table: &[(&str, &[&str])]) -> Vec<Violatio
             is_dependency = line.ends_with("dependencies]");
         }
         let dependency = line.split(['.', ' ', '=']).next().unwrap_or_default();
-        if is_dependency && dependency.starts_with("forkdisk") && !allowed.contains(&dependency) {
+        // A crate's tests may turn on a feature of their own crate.
+        let is_other = dependency.starts_with("forkdisk") && dependency != name;
+        if is_dependency && is_other && !allowed.contains(&dependency) {
             let what = format!("`{name}` depends on `{dependency}`, which is not below it");
             violations.push(Violation::new(manifest, index + 1, what));
         }

@@ -1,0 +1,194 @@
+//! The memory of a guest, as the front end shares it: mapped regions and the translation of addresses.
+//!
+//! The front end may shorten a file whose memory is mapped here. Accesses then find zeroes, and the memory counts as
+//! lost (`forkdisk_uring::MemoryGuard`).
+
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forkdisk_uring::MemoryGuard;
+use rustix::fs::fstatfs;
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+/// Most regions of a guest.
+pub const MAX_REGIONS: usize = 32;
+const PAGE_BYTES: u64 = 4096;
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// Why memory is refused.
+pub type Refusal = String;
+
+/// A mapping of a file of the front end that may be taken away. The guard is dropped before the memory is unmapped.
+pub struct SharedMapping<T> {
+    guard: MemoryGuard,
+    /// The mapping.
+    pub memory: T,
+}
+
+impl<T> SharedMapping<T> {
+    /// Returns whether an access found it gone.
+    pub fn is_lost(&self) -> bool {
+        self.guard.is_lost()
+    }
+}
+
+/// Maps `len` bytes of `file` from `offset`.
+pub fn map(file: File, offset: u64, len: u64) -> Result<SharedMapping<MmapRegion>, Refusal> {
+    let kind = fstatfs(&file).map_err(|error| format!("the file of the memory cannot be looked at: {error}"))?.f_type;
+    // Memory of another file system could keep an access waiting for a disk, a network or the front end itself.
+    if !matches!(u64::try_from(kind).unwrap_or(0) & 0xffff_ffff, TMPFS_MAGIC | HUGETLBFS_MAGIC | RAMFS_MAGIC) {
+        return Err("the memory does not lie in tmpfs or hugetlbfs (memfd, /dev/shm)".to_string());
+    }
+    let found = file.metadata().map_err(|error| format!("the file of the memory cannot be looked at: {error}"))?.len();
+    if offset.checked_add(len).is_none_or(|end| end > found) || len == 0 || !offset.is_multiple_of(PAGE_BYTES) {
+        return Err(format!("{len} bytes from {offset} are no pages of a file of {found} bytes"));
+    }
+    let size = usize::try_from(len).map_err(|_| format!("{len} bytes cannot be mapped"))?;
+    let memory = MmapRegion::from_file(FileOffset::new(file, offset), size)
+        .map_err(|error| format!("{len} bytes cannot be mapped: {error}"))?;
+    let guard = MemoryGuard::new(memory.as_ptr(), size).map_err(|error| error.to_string())?;
+    Ok(SharedMapping { guard, memory })
+}
+
+/// One region: where it lies for the guest, and in the front end's own addresses.
+struct Region {
+    guest: u64,
+    user: u64,
+    len: u64,
+    mapping: SharedMapping<Arc<GuestRegionMmap>>,
+}
+
+/// The memory of a guest. A request keeps the memory with which it began until it ends.
+#[derive(Default)]
+pub struct Memory {
+    regions: Vec<Rc<Region>>,
+    map: GuestMemoryMmap,
+}
+
+impl Memory {
+    /// Returns this memory and one more region.
+    pub fn with(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Memory, Refusal> {
+        let (guest, user, len, offset) =
+            (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(format!("there are {MAX_REGIONS} regions already"));
+        }
+        if guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
+            return Err(format!("a region of {len} bytes ends beyond the last address"));
+        }
+        let SharedMapping { guard, memory } = map(file, offset, len)?;
+        let mapped = GuestRegionMmap::new(memory, GuestAddress(guest)).ok_or("a region beyond the last address")?;
+        let mapping = SharedMapping { guard, memory: Arc::new(mapped) };
+        let mut regions = self.regions.clone();
+        regions.push(Rc::new(Region { guest, user, len, mapping }));
+        Memory::of(regions)
+    }
+
+    /// Returns this memory without a region.
+    pub fn without(&self, region: &VhostUserMemoryRegion) -> Result<Memory, Refusal> {
+        let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let is_it = |r: &Rc<Region>| (r.guest, r.user, r.len) == (guest, user, len);
+        let mut regions = self.regions.clone();
+        let at =
+            regions.iter().position(is_it).ok_or_else(|| format!("there is no region of {len} bytes at {guest:#x}"))?;
+        regions.remove(at);
+        Memory::of(regions)
+    }
+
+    fn of(mut regions: Vec<Rc<Region>>) -> Result<Memory, Refusal> {
+        regions.sort_by_key(|region| region.guest);
+        if regions.is_empty() {
+            return Ok(Memory::default());
+        }
+        let all = regions.iter().map(|region| region.mapping.memory.clone()).collect();
+        let map = GuestMemoryMmap::from_arc_regions(all).map_err(|error| format!("the regions of memory: {error}"))?;
+        Ok(Memory { regions, map })
+    }
+
+    /// Translates an address of the front end to one of the guest.
+    pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+        let region = self.regions.iter().find(|region| user.wrapping_sub(region.user) < region.len)?;
+        Some(GuestAddress(region.guest + (user - region.user)))
+    }
+
+    /// Returns the memory by addresses of the guest.
+    pub fn map(&self) -> &GuestMemoryMmap {
+        &self.map
+    }
+
+    /// Returns whether an access found a part of it gone.
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    fn memfd(len: u64) -> File {
+        let fd: OwnedFd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len(len).unwrap();
+        file
+    }
+
+    fn region(guest: u64, len: u64, user: u64, offset: u64) -> VhostUserMemoryRegion {
+        VhostUserMemoryRegion::new(guest, len, user, offset)
+    }
+
+    #[test]
+    fn regions_are_found_by_both_kinds_of_addresses() {
+        let file = memfd(3 << 20);
+        let memory = Memory::default()
+            .with(&region(1 << 32, 1 << 20, 0x7000_0000, 1 << 20), file.try_clone().unwrap())
+            .unwrap()
+            .with(&region(0, 1 << 20, 0x5000_0000, 0), file.try_clone().unwrap())
+            .unwrap();
+        assert_eq!(memory.guest_address(0x7000_0010), Some(GuestAddress((1 << 32) + 16)));
+        assert_eq!(memory.guest_address(0x5000_0000 + (1 << 20)), None);
+        memory.map().write_obj(7u32, GuestAddress(1 << 32)).unwrap();
+        let fewer = memory.without(&region(0, 1 << 20, 0x5000_0000, 0)).unwrap();
+        assert_eq!(fewer.map().read_obj::<u32>(GuestAddress(1 << 32)).unwrap(), 7);
+        assert!(fewer.map().read_obj::<u32>(GuestAddress(0)).is_err());
+        assert!(fewer.without(&region(0, 1 << 20, 0x5000_0000, 0)).is_err());
+    }
+
+    #[test]
+    fn what_is_no_memory_of_a_guest_is_refused() {
+        let file = memfd(1 << 20);
+        let with = |r, file: &File| Memory::default().with(&r, file.try_clone().unwrap()).err();
+        let refused = with(region(0, 2 << 20, 0, 0), &file).unwrap();
+        assert!(refused.contains("no pages of a file of 1048576 bytes"), "{refused}");
+        assert!(with(region(u64::MAX - 4095, 8192, 0, 0), &file).is_some());
+        assert!(with(region(0, 4096, u64::MAX, 0), &file).is_some());
+        assert!(with(region(0, 4096, 0, u64::MAX - 4095), &file).is_some());
+        assert!(with(region(0, 4096, 0, 100), &file).is_some());
+        let on_disk =
+            File::options().read(true).write(true).open("/proc/self/exe").or_else(|_| File::open("/proc/self/exe"));
+        let refused = with(region(0, 4096, 0, 0), &on_disk.unwrap()).unwrap();
+        assert!(refused.contains("tmpfs or hugetlbfs"), "{refused}");
+        let memory = Memory::default().with(&region(0, 8192, 0, 0), file.try_clone().unwrap()).unwrap();
+        assert!(memory.with(&region(4096, 4096, 1 << 20, 8192), file).is_err(), "an overlap");
+    }
+
+    #[test]
+    fn memory_that_was_taken_away_counts_as_lost() {
+        let file = memfd(1 << 20);
+        let memory = Memory::default().with(&region(0, 1 << 20, 0, 0), file.try_clone().unwrap()).unwrap();
+        file.set_len(4096).unwrap();
+        assert!(!memory.is_lost());
+        assert_eq!(memory.map().read_obj::<u64>(GuestAddress(512 << 10)).unwrap(), 0);
+        assert!(memory.is_lost());
+    }
+}

@@ -1,0 +1,193 @@
+//! The server: one session per disk and socket at a time, and how sessions end.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk_uring::{ByteStream, PeerCred, Rt, Stream, UnixListener};
+
+use crate::disk::{Disk, Disks};
+use crate::event::Changes;
+use crate::options::ServerOptions;
+use crate::session::{Control, Session};
+
+/// Pause after a failed accept, for example when file descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A vhost-user-blk server for a set of disks. Clones are the same server.
+pub struct Server<X: Disks> {
+    rt: Rt,
+    disks: X,
+    options: ServerOptions,
+    sessions: Rc<Sessions>,
+}
+
+impl<X: Disks> Clone for Server<X> {
+    fn clone(&self) -> Server<X> {
+        let (rt, disks, options) = (self.rt.clone(), self.disks.clone(), self.options.clone());
+        Server { rt, disks, options, sessions: self.sessions.clone() }
+    }
+}
+
+#[derive(Default)]
+struct Sessions {
+    all: RefCell<Vec<Rc<Entry>>>,
+    changes: Changes,
+    is_stopped: Cell<bool>,
+}
+
+/// A session in the list.
+struct Entry {
+    /// Returns the current name of its disk.
+    name: Box<dyn Fn() -> String>,
+    peer: Option<PeerCred>,
+    control: Rc<Control>,
+}
+
+/// Removes its session from the list.
+struct Listed {
+    sessions: Rc<Sessions>,
+    entry: Rc<Entry>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.sessions.all.borrow_mut().retain(|entry| !Rc::ptr_eq(entry, &self.entry));
+        self.sessions.changes.wake();
+    }
+}
+
+/// A connected front end.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClientInfo {
+    /// Current name of its disk.
+    pub disk: String,
+    /// The peer's credentials; `None` if the socket does not provide them.
+    pub peer: Option<PeerCred>,
+}
+
+/// Looks at a server and stops it; usable anywhere on the server's thread.
+#[derive(Clone)]
+pub struct ServerHandle {
+    rt: Rt,
+    options: ServerOptions,
+    sessions: Rc<Sessions>,
+}
+
+impl ServerHandle {
+    /// Returns the front ends.
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        let all = self.sessions.all.borrow();
+        all.iter().map(|entry| ClientInfo { disk: (entry.name)(), peer: entry.peer }).collect()
+    }
+
+    /// Ends the sessions of a disk, by its current name, after their requests in flight. Returns how many are left.
+    pub fn disconnect(&self, disk: &str) -> usize {
+        let all = self.sessions.all.borrow().clone();
+        let theirs = all.iter().filter(|entry| (entry.name)() == disk);
+        theirs.inspect(|entry| entry.control.close()).count()
+    }
+
+    /// Tells the front ends of a disk that its size has changed.
+    pub fn announce_change(&self, disk: &str) {
+        let all = self.sessions.all.borrow().clone();
+        for entry in all.iter().filter(|entry| (entry.name)() == disk) {
+            entry.control.announce_change(&self.rt, &self.options);
+        }
+    }
+
+    /// Ends all sessions after their requests in flight, and waits for that, for `drain_timeout` at most.
+    pub async fn stop(&self) {
+        self.sessions.is_stopped.set(true);
+        self.sessions.changes.wake();
+        let all = self.sessions.all.borrow().clone();
+        all.iter().for_each(|entry| entry.control.close());
+        let gone = self.sessions.changes.until(|| self.sessions.all.borrow().is_empty());
+        let limit = self.options.drain_timeout;
+        if self.rt.timeout(limit, gone).await.is_err() {
+            let left = self.sessions.all.borrow().len();
+            tracing::warn!("requests of {left} vhost-user devices have not ended within {limit:?}");
+        }
+    }
+}
+
+impl<X: Disks> Server<X> {
+    /// Creates a server of `disks` that runs on `rt`.
+    pub fn new(rt: &Rt, disks: X, options: ServerOptions) -> Server<X> {
+        Server { rt: rt.clone(), disks, options, sessions: Rc::default() }
+    }
+
+    /// Returns a handle to this server.
+    pub fn handle(&self) -> ServerHandle {
+        let (rt, options, sessions) = (self.rt.clone(), self.options.clone(), self.sessions.clone());
+        ServerHandle { rt, options, sessions }
+    }
+
+    /// Serves the disk `name` to the front ends that connect to `listener`, one at a time, until it is cancelled or the
+    /// server is stopped.
+    pub async fn listen(&self, listener: UnixListener, name: &str) {
+        let mut last: Option<Rc<Control>> = None;
+        while !self.sessions.is_stopped.get() {
+            match listener.accept().await {
+                Ok(stream) => {
+                    if let Some(control) = self.welcome(stream, name, last.as_ref()).await {
+                        last = Some(control);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("{name}: cannot accept a vhost-user connection: {error}");
+                    self.rt.sleep_for(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Begins a session, unless the last front end of this socket is still connected.
+    async fn welcome(&self, stream: Stream, name: &str, last: Option<&Rc<Control>>) -> Option<Rc<Control>> {
+        if let Some(last) = last {
+            let is_listed = || self.sessions.all.borrow().iter().any(|entry| Rc::ptr_eq(&entry.control, last));
+            if is_listed() && !last.is_closing() && !is_gone(&last.stream) {
+                tracing::warn!("{name}: a vhost-user front end is connected already; refused another one");
+                return None;
+            }
+            last.close();
+            // Requests of the last session that are in flight must not run beside those of the next.
+            self.sessions.changes.until(|| !is_listed()).await;
+        }
+        let disk = match self.disks.open(name) {
+            Ok(disk) => Rc::new(disk),
+            Err(error) => {
+                tracing::warn!("refused a vhost-user front end: {error}");
+                return None;
+            }
+        };
+        let control = Control::new(stream.clone());
+        let named = disk.clone();
+        let name = Box::new(move || named.info().name);
+        let entry = Rc::new(Entry { name, peer: ByteStream::peer(&stream), control: control.clone() });
+        self.sessions.all.borrow_mut().push(entry.clone());
+        let listed = Listed { sessions: self.sessions.clone(), entry };
+        let session = Session::new(&self.rt, self.disks.clone(), disk, &self.options, control.clone());
+        self.rt.spawn(async move {
+            let shown = (listed.entry.name)();
+            tracing::info!("a vhost-user front end of {shown:?} has connected");
+            match session.run().await {
+                Ok(()) => tracing::info!("a vhost-user front end of {shown:?} has gone"),
+                Err(closed) => tracing::warn!("closed the vhost-user session of {shown:?}: {closed}"),
+            }
+        });
+        Some(control)
+    }
+}
+
+/// Whether the peer has closed its side of a connection.
+fn is_gone(stream: &Stream) -> bool {
+    let mut byte = [0];
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    match rustix::net::recv(stream, &mut byte, flags) {
+        Ok((_, count)) => count == 0,
+        Err(error) => !matches!(io::Error::from(error).kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
