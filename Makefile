@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build install packages tools demo test test-ublk test-kernels sim soak man clean
+.PHONY: build install packages tools demo test test-ublk test-vhost-user test-kernels sim soak man clean
 .PHONY: check fmt clippy tidy deny publish-check msrv
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -45,6 +45,11 @@ test: packages tools
 test-ublk:
 	cargo build --locked -p forkdisk-cli
 	scripts/test-ublk $(TARGET)/debug/forkdisk
+
+# Tests vhost-user-blk with real guests under software emulation: five to ten minutes, not part of `make test`.
+test-vhost-user:
+	cargo build --locked --release -p forkdisk-cli
+	scripts/test-vhost-user $(TARGET)/release/forkdisk
 
 # Runs the end-to-end tests of all doors, and ublk, in a 6.12 kernel under software emulation: an hour at most.
 # `make test` runs the same tests of the doors in a 6.1 kernel.

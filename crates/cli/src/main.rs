@@ -21,6 +21,7 @@ mod network;
 mod new_file;
 mod output;
 mod owner;
+mod patterns;
 mod pool_lock;
 mod progress;
 mod qemu;

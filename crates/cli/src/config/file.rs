@@ -59,8 +59,8 @@ fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
         (Kind::Count | Kind::Size | Kind::Share | Kind::Time | Kind::Group, DeValue::Integer(number)) => {
             number.to_string()
         }
-        (Kind::Addresses | Kind::Places | Kind::Sockets, DeValue::String(text)) => text.to_string(),
-        (kind @ (Kind::Addresses | Kind::Places | Kind::Sockets), DeValue::Array(list)) => {
+        (Kind::Addresses | Kind::Places | Kind::Sockets | Kind::Patterns, DeValue::String(text)) => text.to_string(),
+        (kind @ (Kind::Addresses | Kind::Places | Kind::Sockets | Kind::Patterns), DeValue::Array(list)) => {
             let words =
                 list.iter().map(|word| word.get_ref().as_str().with_context(|| format!("this takes {}", wanted(kind))));
             words.collect::<Result<Vec<_>>>()?.join(",")
@@ -81,6 +81,7 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Switch => "true or false",
         Kind::Addresses | Kind::Places => "an address in quotes, or several in brackets",
         Kind::Sockets => "VOLUME=MODE:GROUP in quotes, or several in brackets",
+        Kind::Patterns => "a name or pattern in quotes, or several in brackets",
         Kind::Mode => "a mode, in quotes",
         Kind::Group => "a group, in quotes",
         Kind::Choice(_) => "a word, in quotes",

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgAction};
 use forkdisk::LowWater;
 
+use crate::patterns::Patterns;
 use crate::{listen_address, size, volume_sockets};
 
 /// Type of a value.
@@ -26,7 +27,7 @@ pub enum Kind {
     Group,
     /// Rules for modes and groups of the sockets of single volumes, one or several.
     Sockets,
-    /// A duration: a number and `ms`, `s`, `m` or `h`; seconds without a unit.
+    /// A duration: a number and `us`, `ms`, `s`, `m` or `h`; seconds without a unit.
     Time,
     /// `yes` or `no`.
     Switch,
@@ -34,6 +35,8 @@ pub enum Kind {
     Addresses,
     /// TCP addresses and unix sockets, one or several.
     Places,
+    /// Names or patterns of names, separated by commas.
+    Patterns,
     /// One of these words.
     Choice(&'static [&'static str]),
 }
@@ -98,7 +101,17 @@ keys! {
         "The mode of data sockets; without it, 0660 with a group, else 0600";
     SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
     VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "",
-        "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first match applies";
+        "Mode and group of single sockets in socket_dir and vhost_user; VOLUME may end in '*'; the first match applies";
+    VHOST_USER "vhost_user" Kind::Path, Serve, "",
+        "A folder with a vhost-user-blk socket for each volume, VOLUME.sock, for virtual machines (docs/vhost-user.md)";
+    VHOST_USER_VOLUMES "vhost_user_volumes" Kind::Patterns, Serve, "*",
+        "Volumes that have such a socket: names or patterns with '*' and '?', separated by commas";
+    VHOST_USER_QUEUES "vhost_user_queues" Kind::Count, Serve, "16", "Most queues of such a disk, up to 64";
+    VHOST_USER_BLOCK_SIZE "vhost_user_block_size" Kind::Choice(&["512", "4096"]), Serve, "512",
+        "Size in bytes of the logical blocks of such a disk";
+    VHOST_USER_POLL "vhost_user_poll" Kind::Time, Serve, "0",
+        "Longest time, such as 50us, for which an idle queue is polled before the daemon waits for the guest's \
+        notification; costs CPU";
     MOUNT "mount" Kind::Path, Serve, "",
         "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
@@ -205,6 +218,7 @@ impl Key {
             Kind::Addresses => listen_address::parse_addresses(text).map(drop),
             Kind::Places => listen_address::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
+            Kind::Patterns => Patterns::parse(text).map(drop),
             Kind::Choice(words) if words.contains(&text) => Ok(()),
             Kind::Choice(words) => bail!("'{text}' is none of {}", words.join(", ")),
         }
@@ -226,6 +240,7 @@ impl Kind {
             Kind::Addresses => "ADDR:PORT".to_string(),
             Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
             Kind::Switch => "yes|no".to_string(),
+            Kind::Patterns => "PATTERN,…".to_string(),
             Kind::Choice(words) => words.join("|"),
         }
     }
@@ -257,7 +272,7 @@ pub fn switch(text: &str) -> Result<bool> {
     }
 }
 
-/// Parses a number and `ms`, `s`, `m` or `h`; seconds without a unit.
+/// Parses a number and `us`, `ms`, `s`, `m` or `h`; seconds without a unit.
 pub fn time(text: &str) -> Result<Duration> {
     if text.starts_with('-') {
         bail!("'{text}' is negative: a time is positive");
@@ -265,14 +280,15 @@ pub fn time(text: &str) -> Result<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit.trim() {
-        "ms" => 1,
-        "" | "s" => 1000,
-        "m" | "min" => 60_000,
-        "h" => 3_600_000,
-        _ => bail!("'{text}' is not a time: the unit is one of ms, s, m, h"),
+        "us" => 1,
+        "ms" => 1000,
+        "" | "s" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        _ => bail!("'{text}' is not a time: the unit is one of us, ms, s, m, h"),
     };
     match number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)) {
-        Some(milliseconds) => Ok(Duration::from_millis(milliseconds)),
+        Some(microseconds) => Ok(Duration::from_micros(microseconds)),
         None => bail!("'{text}' is not a time: write a number and a unit, such as 10s"),
     }
 }

@@ -192,6 +192,7 @@ mod tests {
             keys::Kind::Sockets => "vm1=0660:disk,*=0600",
             keys::Kind::Addresses => "127.0.0.1:7,[::1]:8",
             keys::Kind::Places => "127.0.0.1:7,unix:/some/where",
+            keys::Kind::Patterns => "db,vm-*",
             keys::Kind::Choice(words) => words[words.len() - 1],
         }
     }

@@ -73,8 +73,10 @@ impl Exports for Served {
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let export = Exports::open(&self.pool, name)?;
-        let id = self.pool.find(&export.info().name)?.id;
-        Ok(ServedExport { export, id, mounts: self.mounts.clone(), io_errors: self.io_errors.clone() })
+        let info = export.info();
+        let id = self.pool.find(&info.name)?.id;
+        let (mounts, io_errors) = (self.mounts.clone(), self.io_errors.clone());
+        Ok(ServedExport { export, id, serial: serial(&self.pool, id), read_only: info.read_only, mounts, io_errors })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -94,11 +96,37 @@ impl Served {
 pub struct ServedExport {
     export: PoolExport,
     id: VolumeId,
+    serial: [u8; SERIAL_BYTES],
+    read_only: bool,
     mounts: Mounts,
     io_errors: IoErrorLog,
 }
 
+/// Bytes of a serial number.
+const SERIAL_BYTES: usize = 20;
+
+/// Returns the serial number of a disk: the pool's identity and the number of the volume, which never changes.
+fn serial(pool: &Pool<UringDevice>, id: VolumeId) -> [u8; SERIAL_BYTES] {
+    let uuid = pool.info().uuid;
+    let pool_part: String = uuid[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = format!("{pool_part}-{:x}", id.0);
+    let mut serial = [0; SERIAL_BYTES];
+    let len = text.len().min(SERIAL_BYTES);
+    serial[..len].copy_from_slice(&text.as_bytes()[..len]);
+    serial
+}
+
 impl ServedExport {
+    /// Returns the serial number that a guest can read.
+    pub fn serial(&self) -> [u8; SERIAL_BYTES] {
+        self.serial
+    }
+
+    /// Returns whether writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     fn noted<T>(&self, what: &str, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.io_errors.note(self.id, what, || self.export.info().name, error))
     }

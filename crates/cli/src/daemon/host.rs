@@ -9,8 +9,9 @@ use std::time::Duration;
 use forkdisk::{ErrorKind, LocalFuture};
 use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
 use forkdisk_monitor::ServerRecord;
-use forkdisk_nbd::{ClientInfo, ServerHandle};
-use forkdisk_uring::Rt;
+use forkdisk_nbd::ServerHandle;
+use forkdisk_uring::{PeerCred, Rt};
+use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
 use super::devices::Devices;
 use super::exports::ExportLocks;
@@ -25,15 +26,51 @@ const LEAVING: Duration = Duration::from_millis(300);
 /// Most clients that a refusal names.
 const SHOWN_COUNT: usize = 5;
 
+/// The clients of all servers.
+#[derive(Clone)]
+pub struct Clients {
+    /// By NBD.
+    pub data: ServerHandle,
+    /// By vhost-user.
+    pub disks: VhostHandle,
+}
+
+/// A client: what it uses, and its description.
+struct Client {
+    export: String,
+    shown: String,
+}
+
+impl Clients {
+    fn all(&self) -> Vec<Client> {
+        let by_nbd = self.data.clients().into_iter();
+        let by_nbd = by_nbd.map(|client| Client { shown: shown("an NBD client", client.peer), export: client.export });
+        let by_vhost = self.disks.clients().into_iter();
+        let by_vhost =
+            by_vhost.map(|client| Client { shown: shown("a virtual machine", client.peer), export: client.disk });
+        by_nbd.chain(by_vhost).collect()
+    }
+
+    /// Whether `name` has clients.
+    pub fn has(&self, name: &str) -> bool {
+        self.all().iter().any(|client| client.export == name)
+    }
+
+    /// Disconnects the clients of `name` after their requests in flight; returns how many are left.
+    fn disconnect(&self, name: &str) -> usize {
+        self.data.disconnect(name) + self.disks.disconnect(name)
+    }
+}
+
 /// A running daemon.
 pub struct Daemon {
     pub runtime: Rt,
-    pub data: ServerHandle,
+    pub clients: Clients,
     pub export_locks: ExportLocks,
     pub mounts: Mounts,
     pub devices: Devices,
     pub end: Rc<End>,
-    pub socket_dir: Option<SocketDir>,
+    pub socket_dirs: Vec<SocketDir>,
     /// The status without its clients, which change.
     pub identity: Status,
 }
@@ -57,8 +94,8 @@ impl End {
 
 impl Host for Daemon {
     fn users(&self, name: &str) -> Vec<String> {
-        let clients = self.data.clients().into_iter().filter(|client| client.export == name);
-        clients.map(|client| peer_name(&client)).chain(self.mounts.users(name)).collect()
+        let clients = self.clients.all().into_iter().filter(|client| client.export == name);
+        clients.map(|client| client.shown).chain(self.mounts.users(name)).collect()
     }
 
     fn devices(&self, name: &str) -> Vec<String> {
@@ -67,9 +104,9 @@ impl Host for Daemon {
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
         let lock = self.export_locks.close(name);
-        let (data, runtime, name) = (self.data.clone(), self.runtime.clone(), name.to_string());
+        let (clients, runtime, name) = (self.clients.clone(), self.runtime.clone(), name.to_string());
         Box::pin(async move {
-            while data.disconnect(&name) > 0 {
+            while clients.disconnect(&name) > 0 {
                 runtime.sleep_for(LOOK).await;
             }
             Box::new(lock) as Box<dyn Guard>
@@ -77,8 +114,8 @@ impl Host for Daemon {
     }
 
     fn status(&self) -> Result<Status, Failure> {
-        let record = |client: ClientInfo| ClientRecord { peer: peer_name(&client), export: client.export };
-        let clients = self.data.clients().into_iter().map(record).collect();
+        let record = |client: Client| ClientRecord { peer: client.shown, export: client.export };
+        let clients = self.clients.all().into_iter().map(record).collect();
         Ok(Status { clients, mounts: self.mounts.dirs(), ..self.identity.clone() })
     }
 
@@ -99,30 +136,31 @@ impl Host for Daemon {
 
     fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {
         let (mounts, name) = (self.mounts.clone(), name.to_string());
+        self.clients.disks.announce_change(&name);
         Box::pin(async move { mounts.changed_name(&name).await })
     }
 
     fn server(&self) -> Option<ServerRecord> {
-        Some((&self.data.statistics()).into())
+        Some((&self.clients.data.statistics()).into())
     }
 
     fn follow(&self) -> LocalFuture<()> {
-        let sockets = self.socket_dir.clone();
+        let socket_dirs = self.socket_dirs.clone();
         Box::pin(async move {
-            if let Some(sockets) = sockets {
+            for sockets in socket_dirs {
                 sockets.follow().await;
             }
         })
     }
 
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>> {
-        let (end, data, runtime) = (self.end.clone(), self.data.clone(), self.runtime.clone());
+        let (end, clients, runtime) = (self.end.clone(), self.clients.clone(), self.runtime.clone());
         let pool = self.identity.pool.clone();
         Box::pin(async move {
             let mut waited = Duration::ZERO;
-            while !force && !end.wanted.has_happened() && !data.clients().is_empty() {
+            while !force && !end.wanted.has_happened() && !clients.all().is_empty() {
                 if waited >= LEAVING {
-                    return Err(Failure::new(ErrorKind::Busy, in_use(&pool, &data.clients())));
+                    return Err(Failure::new(ErrorKind::Busy, in_use(&pool, &clients.all())));
                 }
                 runtime.sleep_for(LOOK).await;
                 waited += LOOK;
@@ -135,9 +173,9 @@ impl Host for Daemon {
 }
 
 /// Returns why a daemon with clients does not end.
-fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
+fn in_use(pool: &str, clients: &[Client]) -> String {
     let shown: Vec<String> =
-        clients.iter().take(SHOWN_COUNT).map(|client| format!("{} on {}", peer_name(client), client.export)).collect();
+        clients.iter().take(SHOWN_COUNT).map(|client| format!("{} on {}", client.shown, client.export)).collect();
     let count = match clients.len() {
         1 => "1 client is connected".to_string(),
         count => format!("{count} clients are connected"),
@@ -154,12 +192,12 @@ fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
 }
 
 /// Describes a client: `an NBD client, qemu-io (pid 123)`.
-fn peer_name(client: &ClientInfo) -> String {
-    match client.peer {
+fn shown(kind: &str, peer: Option<PeerCred>) -> String {
+    match peer {
         Some(peer) => match fs::read_to_string(format!("/proc/{}/comm", peer.pid)) {
-            Ok(name) => format!("an NBD client, {} (pid {})", name.trim(), peer.pid),
-            Err(_) => format!("an NBD client (pid {})", peer.pid),
+            Ok(name) => format!("{kind}, {} (pid {})", name.trim(), peer.pid),
+            Err(_) => format!("{kind} (pid {})", peer.pid),
         },
-        None => "an NBD client".to_string(),
+        None => kind.to_string(),
     }
 }

@@ -17,5 +17,6 @@ pub mod reserves;
 mod run;
 mod socket_dir;
 pub mod space;
+mod vhost_disks;
 
-pub use run::{Ready, Settings, run};
+pub use run::{Ready, Settings, VhostUser, run};

@@ -11,8 +11,9 @@ use forkdisk_control::{
     Session, Status, params, runtime_dir,
 };
 use forkdisk_monitor::PoolSource;
-use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
+use forkdisk_nbd::{Security, Server, ServerHandle, ServerOptions};
 use forkdisk_uring::{Config, Rt, Signals, SocketAccess, UnixListener, UringDevice};
+use forkdisk_vhost_user::{Server as VhostServer, ServerOptions as VhostOptions};
 use rustix::process::Signal;
 
 use super::activation::{self, Activated};
@@ -20,15 +21,16 @@ use super::descriptors;
 use super::detach;
 use super::devices::Devices;
 use super::exports::{ExportLocks, Served};
-use super::host::{Daemon, End};
+use super::host::{Clients, Daemon, End};
 use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
-use super::socket_dir::SocketDir;
+use super::socket_dir::{Contents, Listen, SocketDir};
 use super::space;
 use crate::global::Global;
 use crate::network::{Listeners, Network};
+use crate::patterns::Patterns;
 use crate::progress::Progress;
 use crate::session::{Access, close_pool, daemon, open_device, open_device_in_turn, open_pool};
 use crate::volatile_file::VolatileFile;
@@ -45,9 +47,11 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Folder with a data socket for each volume.
     pub socket_dir: Option<PathBuf>,
+    /// Disks for virtual machines; `None`: none.
+    pub vhost_user: Option<VhostUser>,
     /// Mode and group of data sockets, except the one in the pool's own folder.
     pub access: SocketAccess,
-    /// Mode and group of the sockets in `socket_dir`.
+    /// Mode and group of the sockets in `socket_dir` and of those for virtual machines.
     pub volume_sockets: VolumeSockets,
     /// Path of the control socket; `None`: in the pool's own folder.
     pub control: Option<PathBuf>,
@@ -71,12 +75,24 @@ pub struct Settings {
     pub control_limits: ControlOptions,
 }
 
+/// Sockets of the vhost-user-blk server.
+#[derive(Clone)]
+pub struct VhostUser {
+    /// Folder with a socket for each volume.
+    pub dir: PathBuf,
+    /// Volumes that have one.
+    pub volumes: Patterns,
+    pub options: VhostOptions,
+}
+
 /// Announced once, when clients can connect.
 pub struct Ready<'a> {
     /// Path of the data socket.
     pub socket: Option<&'a Path>,
     /// Folder of the sockets of single volumes.
     pub socket_dir: Option<&'a Path>,
+    /// Folder of the sockets for virtual machines.
+    pub vhost_user: Option<&'a Path>,
     /// Path of the control socket.
     pub control: Option<&'a Path>,
     /// Listeners for TCP and metrics.
@@ -99,8 +115,11 @@ pub fn run(
     // A daemon leaves the folder in which it was started.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
-    let Settings { pid_file, log_file, syslog, mount, socket_dir, .. } = &mut settings;
+    let Settings { pid_file, log_file, syslog, mount, socket_dir, vhost_user, .. } = &mut settings;
     let paths = [pid_file, log_file, syslog, mount, socket_dir];
+    if let Some(vhost_user) = vhost_user {
+        vhost_user.dir = absolute(&vhost_user.dir)?;
+    }
     for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
     }
@@ -209,24 +228,21 @@ async fn serve(
     let io_errors = IoErrorLog::default();
     let exports = Served { pool: pool.clone(), export_locks: export_locks.clone(), mounts: mounts.clone(), io_errors };
     let devices = Devices::new(runtime, path, exports.clone());
-    let data = Server::new(runtime, exports, settings.data.clone());
-    let (clients, attached) = (data.handle(), devices.clone());
-    mounts.guard(Some(Box::new(move |name| {
-        clients.clients().iter().any(|client| client.export == name) || attached.has(name)
-    })));
-    let socket_dir = match &settings.socket_dir {
-        Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.volume_sockets.clone(), room).await?),
-        None => None,
-    };
+    let data = Server::new(runtime, exports.clone(), settings.data.clone());
+    let disks = VhostServer::new(runtime, exports, settings.vhost_options());
+    let clients = Clients { data: data.handle(), disks: disks.handle() };
+    let (used, attached) = (clients.clone(), devices.clone());
+    mounts.guard(Some(Box::new(move |name| used.has(name) || attached.has(name))));
+    let socket_dirs = open_dirs(runtime, pool, contents_of(settings, &data, &disks), room).await?;
     let identity = identity(path, pool, &sockets, settings)?;
     let host = Daemon {
         runtime: runtime.clone(),
-        data: data.handle(),
+        clients: clients.clone(),
         export_locks,
         mounts: mounts.clone(),
         devices: devices.clone(),
         end: end.clone(),
-        socket_dir: socket_dir.clone(),
+        socket_dirs: socket_dirs.clone(),
         identity,
     };
     let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
@@ -238,8 +254,10 @@ async fn serve(
     }
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
-    let (dir, read_only) = (settings.socket_dir.as_deref(), settings.pool.read_only);
-    announce(Ready { socket, socket_dir: dir, control: control_socket, listeners: &listeners, pool, read_only })?;
+    let (socket_dir, read_only) = (settings.socket_dir.as_deref(), settings.pool.read_only);
+    let vhost_user = settings.vhost_user.as_ref().map(|vhost_user| vhost_user.dir.as_path());
+    let control_path = control_socket;
+    announce(Ready { socket, socket_dir, vhost_user, control: control_path, listeners: &listeners, pool, read_only })?;
     if let Some(log_file) = &settings.log_file {
         detach::log_to(log_file)?;
     }
@@ -254,7 +272,7 @@ async fn serve(
     let listening = runtime.spawn(asked.run());
     let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), read_only));
     let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
-    let following = socket_dir.clone().map(|sockets| runtime.spawn(sockets.watch()));
+    let following: Vec<_> = socket_dirs.iter().map(|sockets| runtime.spawn(sockets.clone().watch())).collect();
     let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
@@ -275,13 +293,14 @@ async fn serve(
     tracing::info!("letting clients finish");
     notifier.stopping("letting clients finish");
     devices.stop().await;
-    if let Some(following) = following {
+    for following in following {
         following.cancel().await;
     }
-    if let Some(sockets) = socket_dir {
+    for sockets in socket_dirs {
         sockets.close().await;
     }
     data.handle().stop();
+    clients.disks.stop().await;
     handle.stop();
     for server in serving {
         server.await;
@@ -299,6 +318,42 @@ async fn serve(
     listening.cancel().await;
     let _places = Places { _pid_file: pid_file, _private: sockets.private };
     Ok(Serving { control: handle, signals, notifier, _places })
+}
+
+async fn open_dirs(runtime: &Rt, pool: &Pool<UringDevice>, all: Vec<Contents>, most: usize) -> Result<Vec<SocketDir>> {
+    let mut opened = Vec::new();
+    for contents in all {
+        opened.push(SocketDir::open(runtime, pool, contents, most).await?);
+    }
+    Ok(opened)
+}
+
+impl Settings {
+    fn vhost_options(&self) -> VhostOptions {
+        self.vhost_user.as_ref().map(|vhost_user| vhost_user.options.clone()).unwrap_or_default()
+    }
+}
+
+/// Returns the folders of sockets that the settings want.
+fn contents_of(settings: &Settings, data: &Server<Served>, disks: &VhostServer<Served>) -> Vec<Contents> {
+    let access = settings.volume_sockets.clone();
+    let by_nbd = settings.socket_dir.as_ref().map(|dir| {
+        let data = data.clone();
+        let listen: Listen = Box::new(move |listener, name| {
+            let (data, only) = (data.clone(), Security::Only(name.into()));
+            Box::pin(async move { data.listen(listener, only).await })
+        });
+        Contents { dir: dir.clone(), access: access.clone(), volumes: Patterns::all(), listen }
+    });
+    let by_vhost_user = settings.vhost_user.as_ref().map(|vhost_user| {
+        let disks = disks.clone();
+        let listen: Listen = Box::new(move |listener, name| {
+            let (disks, name) = (disks.clone(), name.to_string());
+            Box::pin(async move { disks.listen(listener, &name).await })
+        });
+        Contents { dir: vhost_user.dir.clone(), access: access.clone(), volumes: vhost_user.volumes.clone(), listen }
+    });
+    by_nbd.into_iter().chain(by_vhost_user).collect()
 }
 
 impl Serving {

@@ -1,7 +1,7 @@
-//! A folder with a data socket for each volume, kept in step with the names of the pool's volumes.
+//! A folder with a socket for each volume, kept in step with the names of the pool's volumes.
 //!
-//! A connection to a socket opens that volume and no other; modes and groups of the files say which
-//! users can connect.
+//! A connection to a socket opens that volume and no other, by the protocol of the folder; modes and groups of the
+//! files say which users can connect.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +13,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forkdisk::Pool;
-use forkdisk_nbd::{Security, Server};
+use forkdisk::{LocalFuture, Pool};
 use forkdisk_uring::{JoinHandle, Rt, UnixListener, UringDevice};
 
+use crate::patterns::Patterns;
 use crate::volume_sockets::VolumeSockets;
-
-use super::exports::Served;
 
 /// Interval at which names are checked that change without a verb: files of a mount.
 const LOOK: Duration = Duration::from_millis(100);
@@ -29,16 +27,28 @@ const BATCH_COUNT: usize = 256;
 /// Suffix of a socket's file name; the volume's name precedes it.
 const SUFFIX: &str = ".sock";
 
+/// Serves the connections to the socket of the volume with this name, until it is cancelled.
+pub type Listen = Box<dyn Fn(UnixListener, &str) -> LocalFuture<()>>;
+
+/// What a folder has.
+pub struct Contents {
+    pub dir: PathBuf,
+    /// Mode and group of each socket.
+    pub access: VolumeSockets,
+    /// Volumes that have a socket.
+    pub volumes: Patterns,
+    /// The server behind the sockets.
+    pub listen: Listen,
+}
+
 /// All sockets of a folder. Clones share their state.
 #[derive(Clone)]
 pub struct SocketDir(Rc<Inner>);
 
 struct Inner {
-    dir: PathBuf,
+    contents: Contents,
     runtime: Rt,
     pool: Pool<UringDevice>,
-    server: Server<Served>,
-    access: VolumeSockets,
     /// Most sockets.
     most: usize,
     /// Sockets by volume name.
@@ -53,18 +63,11 @@ struct Inner {
 
 impl SocketDir {
     /// Creates the folder and a socket for each volume.
-    pub async fn open(
-        runtime: &Rt,
-        dir: &Path,
-        server: &Server<Served>,
-        pool: &Pool<UringDevice>,
-        access: VolumeSockets,
-        most: usize,
-    ) -> Result<SocketDir> {
-        make(dir, &access)?;
-        let (dir, runtime, pool, server) = (dir.to_path_buf(), runtime.clone(), pool.clone(), server.clone());
+    pub async fn open(runtime: &Rt, pool: &Pool<UringDevice>, contents: Contents, most: usize) -> Result<SocketDir> {
+        make(&contents.dir, &contents.access)?;
+        let (runtime, pool) = (runtime.clone(), pool.clone());
         let (sockets, without, seen, is_busy, has_ended) = Default::default();
-        let inner = Inner { dir, runtime, pool, server, access, most, sockets, without, seen, is_busy, has_ended };
+        let inner = Inner { contents, runtime, pool, most, sockets, without, seen, is_busy, has_ended };
         let sockets = SocketDir(Rc::new(inner));
         sockets.follow().await;
         sockets.0.remove_stale();
@@ -143,7 +146,7 @@ impl Inner {
             let piece = self.pool.volume_names_after(&after, BATCH_COUNT);
             let Some(last) = piece.last() else { return names };
             after.clone_from(last);
-            names.extend(piece);
+            names.extend(piece.into_iter().filter(|name| self.contents.volumes.include(name)));
             self.runtime.yield_now().await;
         }
     }
@@ -168,14 +171,15 @@ impl Inner {
     fn listen(&self, name: &str) -> Result<JoinHandle<()>> {
         let most = self.most;
         ensure!(self.sockets.borrow().len() < most, "no more than {most} have a file descriptor (LimitNOFILE)");
-        let listener = UnixListener::bind_for(&self.runtime, self.dir.join(file_name(name)), self.access.of(name))?;
-        let (server, only) = (self.server.clone(), Security::Only(name.into()));
-        Ok(self.runtime.spawn(async move { server.listen(listener, only).await }))
+        let contents = &self.contents;
+        let path = contents.dir.join(file_name(name));
+        let listener = UnixListener::bind_for(&self.runtime, path, contents.access.of(name))?;
+        Ok(self.runtime.spawn((contents.listen)(listener, name)))
     }
 
     /// Removes sockets that an earlier daemon left behind and whose volumes are gone.
     fn remove_stale(&self) {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return };
+        let Ok(entries) = fs::read_dir(&self.contents.dir) else { return };
         let ours: BTreeSet<String> = self.sockets.borrow().keys().map(|name| file_name(name)).collect();
         for entry in entries.flatten() {
             let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());

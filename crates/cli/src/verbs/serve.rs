@@ -3,22 +3,24 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forkdisk::WhenFull;
 use forkdisk_control::ServerOptions as ControlOptions;
 use forkdisk_nbd::{ServerOptions, nbd_uri};
 use forkdisk_uring::SocketAccess;
+use forkdisk_vhost_user::ServerOptions as VhostOptions;
 use serde::Serialize;
 
 use crate::attach;
 use crate::config::{Given, Settings as Configuration, key};
-use crate::daemon::{self, Ready, Settings, detach, reserves};
+use crate::daemon::{self, Ready, Settings, VhostUser, detach, reserves};
 use crate::global::Global;
 use crate::group;
 use crate::host;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
+use crate::patterns::Patterns;
 use crate::verbs::examples::examples;
 use crate::volume_sockets::VolumeSockets;
 
@@ -52,12 +54,17 @@ pub struct ServeArgs {
     pub given: Given<true>,
 }
 
+/// Most queues of a disk.
+const MAX_QUEUES: usize = 64;
+
 /// Printed once, when clients can connect.
 #[derive(Serialize)]
 struct Announcement {
     socket: Option<String>,
     /// Folder with a socket for each volume.
     socket_dir: Option<String>,
+    /// Folder with a vhost-user-blk socket for each volume.
+    vhost_user: Option<String>,
     control: Option<String>,
     pid: u32,
     /// Prefixes of URIs over TCP; an export's name follows them.
@@ -108,6 +115,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         access,
         volume_sockets: volume_sockets(config, access)?,
         socket_dir: config.path(&key::SOCKET_DIR),
+        vhost_user: vhost_user(config)?,
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
@@ -141,16 +149,31 @@ fn settings(config: &Configuration) -> Result<Settings> {
     })
 }
 
+/// Returns the settings of the vhost-user-blk server.
+fn vhost_user(config: &Configuration) -> Result<Option<VhostUser>> {
+    let Some(dir) = config.path(&key::VHOST_USER) else { return Ok(None) };
+    let volumes = Patterns::parse(config.word(&key::VHOST_USER_VOLUMES).unwrap_or_default())?;
+    let queues = config.count(&key::VHOST_USER_QUEUES)?;
+    ensure!(queues <= MAX_QUEUES, "vhost_user_queues is at most {MAX_QUEUES}");
+    let block_size = if config.word(&key::VHOST_USER_BLOCK_SIZE) == Some("4096") { 4096 } else { 512 };
+    let options = VhostOptions::default()
+        .with_max_queues(queues as u16)
+        .with_block_size(block_size)
+        .with_max_poll(config.time(&key::VHOST_USER_POLL)?)
+        .with_drain_timeout(config.time(&key::DRAIN_TIMEOUT)?);
+    Ok(Some(VhostUser { dir, volumes, options }))
+}
+
 /// Returns mode and group of the data sockets.
 fn access(config: &Configuration) -> Result<SocketAccess> {
     let group = config.word(&key::SOCKET_GROUP).map(group::number).transpose()?;
     let mode = config.mode(&key::SOCKET_MODE)?;
-    let is_reached = config.path(&key::SOCKET).or(config.path(&key::SOCKET_DIR)).is_some();
+    let places = [&key::SOCKET, &key::SOCKET_DIR, &key::VHOST_USER];
+    let is_reached = places.iter().any(|key| config.path(key).is_some());
     if (group.is_some() || mode.is_some()) && !is_reached {
         bail!(
-            "socket_mode and socket_group need socket or socket_dir: the pool's own folder in /run lets its own user \
-             in \
-             only, and a socket of systemd has SocketMode and SocketGroup"
+            "socket_mode and socket_group need socket, socket_dir or vhost_user: the pool's own folder in /run lets \
+             its own user in only, and a socket of systemd has SocketMode and SocketGroup"
         );
     }
     let usual = if group.is_some() { 0o660 } else { SocketAccess::OWNER.mode };
@@ -160,8 +183,8 @@ fn access(config: &Configuration) -> Result<SocketAccess> {
 /// Returns mode and group of the sockets of single volumes.
 fn volume_sockets(config: &Configuration, usual: SocketAccess) -> Result<VolumeSockets> {
     let exceptions = config.word(&key::VOLUME_SOCKETS).unwrap_or_default();
-    if !exceptions.is_empty() && config.path(&key::SOCKET_DIR).is_none() {
-        bail!("volume_sockets needs socket_dir: only there does a volume have a socket of its own");
+    if !exceptions.is_empty() && config.path(&key::SOCKET_DIR).or(config.path(&key::VHOST_USER)).is_none() {
+        bail!("volume_sockets needs socket_dir or vhost_user: only there does a volume have a socket of its own");
     }
     VolumeSockets::new(usual, exceptions).context("volume_sockets")
 }
@@ -178,11 +201,12 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     if json {
         let (socket, control, pid) = (shown(ready.socket), shown(ready.control), std::process::id());
         let (tcp, metrics) = (ready.listeners.uris(), ready.listeners.metrics_places.clone());
-        let socket_dir = shown(ready.socket_dir);
-        return print_json_line(&Announcement { socket, socket_dir, control, pid, tcp, metrics, exports });
+        let (socket_dir, vhost_user) = (shown(ready.socket_dir), shown(ready.vhost_user));
+        return print_json_line(&Announcement { socket, socket_dir, vhost_user, control, pid, tcp, metrics, exports });
     }
     print_line(&format!("socket {}", shown(ready.socket).unwrap_or_else(|| "-".to_string())))?;
     shown(ready.socket_dir).map_or(Ok(()), |dir| print_line(&format!("socket-dir {dir}")))?;
+    shown(ready.vhost_user).map_or(Ok(()), |dir| print_line(&format!("vhost-user {dir}")))?;
     ready.listeners.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
     ready.listeners.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
     for uri in exports.iter().take(ANNOUNCED_COUNT).filter_map(|export| export.uri.as_deref()) {

@@ -67,5 +67,6 @@ mod tls;
 mod under_load;
 mod vanishing;
 mod verbs;
+mod vhost_user;
 mod waiting;
 mod wrong_words;

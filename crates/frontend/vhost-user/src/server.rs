@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkdisk_uring::{ByteStream, PeerCred, Rt, Stream, UnixListener};
 
@@ -14,6 +14,10 @@ use crate::session::{Control, Session};
 
 /// Pause after a failed accept, for example when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the connection of a front end that was killed may outlive it: its process gives up its memory first. The
+/// next constant is the interval of looks.
+const LEAVING: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A vhost-user-blk server for a set of disks. Clones are the same server.
 pub struct Server<X: Disks> {
@@ -148,6 +152,10 @@ impl<X: Disks> Server<X> {
     async fn welcome(&self, stream: Stream, name: &str, last: Option<&Rc<Control>>) -> Option<Rc<Control>> {
         if let Some(last) = last {
             let is_listed = || self.sessions.all.borrow().iter().any(|entry| Rc::ptr_eq(&entry.control, last));
+            let start = Instant::now();
+            while is_listed() && !last.is_closing() && !is_gone(&last.stream) && start.elapsed() < LEAVING {
+                self.rt.sleep_for(LOOK).await;
+            }
             if is_listed() && !last.is_closing() && !is_gone(&last.stream) {
                 tracing::warn!("{name}: a vhost-user front end is connected already; refused another one");
                 return None;
