@@ -68,6 +68,7 @@ enum Verb {
     Umount(verbs::umount::UmountArgs),
     Attach(verbs::attach::AttachArgs),
     Detach(verbs::detach::DetachArgs),
+    VhostUser(verbs::vhost_user::VhostUserArgs),
     Stop(verbs::stop::StopArgs),
     Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
@@ -119,7 +120,7 @@ impl Cli {
 
     /// Returns the logging options: those configured, else the verb's defaults.
     pub fn logging(&self) -> Result<Logging> {
-        let is_server = matches!(self.verb, Verb::Serve(_) | Verb::Mount(_));
+        let is_server = matches!(self.verb, Verb::Serve(_) | Verb::Mount(_) | Verb::VhostUser(_));
         let settings = &self.global.settings;
         let level = settings.word(&key::LOG).unwrap_or(if is_server { "info" } else { "warn" });
         let level = level.parse().with_context(|| format!("the log level {level}"))?;
@@ -135,6 +136,7 @@ impl Cli {
             Verb::Repair(args) => return verbs::repair::run(args, global),
             Verb::Serve(args) => return verbs::serve::run(args, global),
             Verb::Mount(args) => return verbs::mount::run(args, global),
+            Verb::VhostUser(args) => return verbs::vhost_user::run(args, global),
             Verb::Init(args) => verbs::init::run(args, global),
             Verb::Create(args) => verbs::create::run(args, global),
             Verb::Import(args) => verbs::import::run(args, global),

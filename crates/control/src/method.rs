@@ -328,7 +328,24 @@ pub mod params {
             /// Path of the device.
             device: String,
         }
-        /// Ends the daemon; answered when the pool is closed. Fails with `busy` while NBD clients are connected.
+        /// Serves a volume or snapshot as a vhost-user-blk disk of a virtual machine, on a socket of its own, until the
+        /// socket is removed or the daemon ends.
+        VhostUser {
+            /// The volume or snapshot.
+            object: String,
+            /// Absolute path of the socket.
+            socket: String,
+            /// Mode of the socket in octal, such as `0660`. Default: `0600`, with a group `0660`.
+            #[serde(default)]
+            mode: Option<String>,
+            /// Group of the socket, as a number. Default: that of the daemon.
+            #[serde(default)]
+            group: Option<u32>,
+            /// Remove the socket; a connected virtual machine keeps its disk.
+            #[serde(default)]
+            remove: bool,
+        }
+        /// Ends the daemon; answered when the pool is closed. Fails with `busy` while clients are connected.
         Stop {
             /// Disconnect clients, after their requests in flight have been answered.
             #[serde(default)]
@@ -387,6 +404,7 @@ macro_rules! each_method {
             "mount" Mount => Done, host::mount;
             "attach" Attach => Device, host::attach;
             "detach" Detach => Done, host::detach;
+            "vhost-user" VhostUser => Done, host::vhost_user;
             "stop" Stop => Done, host::stop;
         }
     };

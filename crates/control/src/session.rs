@@ -56,6 +56,11 @@ pub trait Host {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 
+    /// Serves a volume or snapshot as a vhost-user-blk disk on a socket of its own, or removes that socket.
+    fn vhost_user(&self, _disk: params::VhostUser) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
     /// Reports that a verb changed the contents or length of the volume `name`. Resolves when no
     /// user sees the old ones.
     fn changed<'a>(&'a self, _name: &'a str) -> LocalFuture<()> {

@@ -17,6 +17,7 @@ use super::devices::Devices;
 use super::exports::ExportLocks;
 use super::mounts::Mounts;
 use super::socket_dir::SocketDir;
+use super::vhost_sockets::VhostSockets;
 
 /// Interval at which clients that are being disconnected are counted.
 const LOOK: Duration = Duration::from_millis(5);
@@ -69,6 +70,7 @@ pub struct Daemon {
     pub export_locks: ExportLocks,
     pub mounts: Mounts,
     pub devices: Devices,
+    pub vhost_sockets: VhostSockets,
     pub end: Rc<End>,
     pub socket_dirs: Vec<SocketDir>,
     /// The status without its clients, which change.
@@ -132,6 +134,11 @@ impl Host for Daemon {
     fn detach(&self, device: String) -> LocalFuture<Result<(), Failure>> {
         let devices = self.devices.clone();
         Box::pin(async move { devices.detach(device).await })
+    }
+
+    fn vhost_user(&self, disk: params::VhostUser) -> LocalFuture<Result<(), Failure>> {
+        let sockets = self.vhost_sockets.clone();
+        Box::pin(async move { sockets.apply(disk).await })
     }
 
     fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {

@@ -18,5 +18,6 @@ mod run;
 mod socket_dir;
 pub mod space;
 mod vhost_disks;
+mod vhost_sockets;
 
 pub use run::{Ready, Settings, VhostUser, run};

@@ -28,6 +28,7 @@ use super::notify::Notifier;
 use super::pid_file::PidFile;
 use super::socket_dir::{Contents, Listen, SocketDir};
 use super::space;
+use super::vhost_sockets::VhostSockets;
 use crate::global::Global;
 use crate::network::{Listeners, Network};
 use crate::patterns::Patterns;
@@ -49,6 +50,8 @@ pub struct Settings {
     pub socket_dir: Option<PathBuf>,
     /// Disks for virtual machines; `None`: none.
     pub vhost_user: Option<VhostUser>,
+    /// A disk with a socket of its own.
+    pub disk: Option<params::VhostUser>,
     /// Mode and group of data sockets, except the one in the pool's own folder.
     pub access: SocketAccess,
     /// Mode and group of the sockets in `socket_dir` and of those for virtual machines.
@@ -234,6 +237,10 @@ async fn serve(
     let (used, attached) = (clients.clone(), devices.clone());
     mounts.guard(Some(Box::new(move |name| used.has(name) || attached.has(name))));
     let socket_dirs = open_dirs(runtime, pool, contents_of(settings, &data, &disks), room).await?;
+    let vhost_sockets = VhostSockets::new(runtime, pool, &disks);
+    if let Some(disk) = &settings.disk {
+        vhost_sockets.apply(disk.clone()).await?;
+    }
     let identity = identity(path, pool, &sockets, settings)?;
     let host = Daemon {
         runtime: runtime.clone(),
@@ -241,6 +248,7 @@ async fn serve(
         export_locks,
         mounts: mounts.clone(),
         devices: devices.clone(),
+        vhost_sockets: vhost_sockets.clone(),
         end: end.clone(),
         socket_dirs: socket_dirs.clone(),
         identity,
@@ -300,6 +308,7 @@ async fn serve(
         sockets.close().await;
     }
     data.handle().stop();
+    vhost_sockets.close().await;
     clients.disks.stop().await;
     handle.stop();
     for server in serving {

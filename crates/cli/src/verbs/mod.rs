@@ -38,4 +38,5 @@ pub mod stats;
 pub mod stop;
 pub mod top;
 pub mod umount;
+pub mod vhost_user;
 pub mod with_parent;

@@ -105,7 +105,7 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn settings(config: &Configuration) -> Result<Settings> {
+pub(super) fn settings(config: &Configuration) -> Result<Settings> {
     let when_full = match config.word(&key::WHEN_FULL) {
         Some("error") => WhenFull::Error,
         _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
@@ -116,6 +116,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         volume_sockets: volume_sockets(config, access)?,
         socket_dir: config.path(&key::SOCKET_DIR),
         vhost_user: vhost_user(config)?,
+        disk: None,
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),

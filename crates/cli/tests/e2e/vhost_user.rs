@@ -254,3 +254,62 @@ fn a_front_end_that_dies_leaves_its_disk_to_the_next_one() {
     wait_until("all front ends have gone", || lab.run(&["stop", POOL]).status.success());
     drop(server);
 }
+
+#[test]
+fn one_disk_has_a_socket_where_the_user_wants_it() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(1, 1 << 20));
+    lab.ok(&["snapshot", "pool.img/a@s"]);
+    let server = Server::start(&lab);
+    let at = |name: &str| lab.path(name).display().to_string();
+    lab.ok(&["vhost-user", "pool.img/a", &at("a.vm"), "--mode", "0660"]);
+    lab.ok(&["vhost-user", "pool.img/a@s", &at("s.vm")]);
+    assert_eq!(fs::metadata(lab.path("a.vm")).unwrap().mode() & 0o777, 0o660);
+    assert_eq!(fs::metadata(lab.path("s.vm")).unwrap().mode() & 0o777, 0o600);
+    let mut guest = Guest::connect(&lab.path("a.vm"), 1, 64, 1 << 16).unwrap();
+    assert_eq!(guest.request(OUT, 0, &noise(2, PAGE), 0).unwrap().0, OK);
+    let mut snapshot = Guest::connect(&lab.path("s.vm"), 1, 64, 1 << 16).unwrap();
+    assert_eq!(snapshot.request(IN, 0, &[], PAGE).unwrap(), (OK, noise(1, 1 << 20)[..PAGE].to_vec()));
+    assert_eq!(snapshot.request(OUT, 0, &noise(2, PAGE), 0).unwrap().0, 1, "a snapshot cannot be written");
+
+    // Paths are those of the caller's folder; what is wrong has its reason.
+    for (refused, why) in [
+        (&["vhost-user", "pool.img/none", "x.vm"][..], "none"),
+        (&["vhost-user", "pool.img/a", "no/such/folder.vm"], "does not exist"),
+        (&["vhost-user", "pool.img/a", "a.vm"], "another process listens"),
+        (&["vhost-user", "pool.img/a", "pool.img"], "not a socket"),
+        (&["vhost-user", "--remove", "pool.img/a", "none.vm"], "no socket"),
+        (&["vhost-user", "--remove", "pool.img/a", "s.vm"], "the socket of a@s"),
+    ] {
+        let message = lab.run(refused).refused();
+        assert!(message.contains(why), "{message}");
+    }
+
+    // The disk keeps its socket when it is renamed, and its guest when the socket is removed.
+    drop(guest);
+    lab.ok(&["rename", "pool.img/a", "pool.img/b"]);
+    let mut guest = Guest::connect(&lab.path("a.vm"), 1, 64, 1 << 16).unwrap();
+    lab.ok(&["vhost-user", "--remove", "pool.img/b", "a.vm"]);
+    assert!(!lab.path("a.vm").exists());
+    assert_eq!(guest.request(IN, 0, &[], PAGE).unwrap(), (OK, noise(2, PAGE)));
+    drop((guest, snapshot));
+    server.stop();
+    assert!(!lab.path("s.vm").exists());
+}
+
+#[test]
+fn one_disk_is_served_without_a_daemon() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(1, 1 << 20));
+    let message = lab.run(&["vhost-user", "--remove", "pool.img/a", "a.vm"]).refused();
+    assert!(message.contains("no daemon serves"), "{message}");
+    let said = lab.ok(&["vhost-user", "pool.img/a", "a.vm", "--daemon"]);
+    assert!(said.contains("a.vm"), "{said}");
+    let mut guest = Guest::connect(&lab.path("a.vm"), 1, 64, 1 << 16).unwrap();
+    assert_eq!(guest.request(IN, 0, &[], PAGE).unwrap(), (OK, noise(1, 1 << 20)[..PAGE].to_vec()));
+    lab.ok(&["snapshot", "pool.img/a@served"]);
+    drop(guest);
+    lab.ok(&["stop", POOL]);
+    assert!(!lab.path("a.vm").exists());
+    lab.assert_clean();
+}

@@ -24,6 +24,11 @@ pub async fn detach(session: &Session, p: params::Detach, _: &Call) -> Result<Do
     Ok(Done::default())
 }
 
+pub async fn vhost_user(session: &Session, p: params::VhostUser, _: &Call) -> Result<Done, Failure> {
+    session.host().vhost_user(p).await?;
+    Ok(Done::default())
+}
+
 pub async fn stop(session: &Session, p: params::Stop, _: &Call) -> Result<Done, Failure> {
     session.host().stop(p.force).await?;
     Ok(Done::default())

@@ -132,15 +132,21 @@ impl<X: Disks> Server<X> {
     /// Serves the disk `name` to the front ends that connect to `listener`, one at a time, until it is cancelled or the
     /// server is stopped.
     pub async fn listen(&self, listener: UnixListener, name: &str) {
+        self.listen_for(listener, || name.to_string()).await;
+    }
+
+    /// As [`listen`](Self::listen), for the disk that `name` returns when a front end connects.
+    pub async fn listen_for(&self, listener: UnixListener, name: impl Fn() -> String) {
         let mut last: Option<Rc<Control>> = None;
         while !self.sessions.is_stopped.get() {
             match listener.accept().await {
                 Ok(stream) => {
-                    if let Some(control) = self.welcome(stream, name, last.as_ref()).await {
+                    if let Some(control) = self.welcome(stream, &name(), last.as_ref()).await {
                         last = Some(control);
                     }
                 }
                 Err(error) => {
+                    let name = name();
                     tracing::warn!("{name}: cannot accept a vhost-user connection: {error}");
                     self.rt.sleep_for(ACCEPT_PAUSE).await;
                 }

@@ -1,0 +1,96 @@
+//! Sockets of single disks of virtual machines, at paths that a user chose.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use forkdisk::{ErrorKind, Pool, VolumeId};
+use forkdisk_control::{Failure, params};
+use forkdisk_uring::{JoinHandle, Rt, SocketAccess, UnixListener, UringDevice};
+use forkdisk_vhost_user::Server;
+
+use super::exports::Served;
+use crate::volume_sockets;
+
+/// All such sockets. Clones share their state.
+#[derive(Clone)]
+pub struct VhostSockets(Rc<Inner>);
+
+struct Inner {
+    runtime: Rt,
+    pool: Pool<UringDevice>,
+    server: Server<Served>,
+    sockets: RefCell<BTreeMap<PathBuf, Socket>>,
+}
+
+struct Socket {
+    id: VolumeId,
+    listening: JoinHandle<()>,
+}
+
+impl VhostSockets {
+    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, server: &Server<Served>) -> VhostSockets {
+        let (runtime, pool, server) = (runtime.clone(), pool.clone(), server.clone());
+        VhostSockets(Rc::new(Inner { runtime, pool, server, sockets: RefCell::default() }))
+    }
+
+    /// Makes or removes a socket.
+    pub async fn apply(&self, disk: params::VhostUser) -> Result<(), Failure> {
+        let path = Path::new(&disk.socket);
+        if !path.is_absolute() {
+            let text = format!("{}: the path of a socket is absolute here", disk.socket);
+            return Err(Failure::new(ErrorKind::Invalid, text));
+        }
+        if disk.remove { self.remove(path, &disk.object).await } else { self.add(path, &disk) }
+    }
+
+    fn add(&self, path: &Path, disk: &params::VhostUser) -> Result<(), Failure> {
+        let inner = &self.0;
+        let id = inner.pool.find(&disk.object)?.id;
+        let invalid = |error: anyhow::Error| Failure::new(ErrorKind::Invalid, format!("{error:#}"));
+        let mode = disk.mode.as_deref().map(volume_sockets::mode).transpose().map_err(invalid)?;
+        let usual = if disk.group.is_some() { 0o660 } else { SocketAccess::OWNER.mode };
+        let access = SocketAccess { mode: mode.unwrap_or(usual), group: disk.group };
+        let listener = UnixListener::bind_for(&inner.runtime, path, access)?;
+        let (server, pool) = (inner.server.clone(), inner.pool.clone());
+        // The disk keeps its socket when it is renamed.
+        let name = move || name_of(&pool, id).unwrap_or_default();
+        let listening = inner.runtime.spawn(async move { server.listen_for(listener, name).await });
+        inner.sockets.borrow_mut().insert(path.to_path_buf(), Socket { id, listening });
+        tracing::info!(socket = %path.display(), object = %disk.object, "a disk of virtual machines");
+        Ok(())
+    }
+
+    async fn remove(&self, path: &Path, object: &str) -> Result<(), Failure> {
+        let shown = path.display();
+        let found = self.0.sockets.borrow().get(path).map(|socket| socket.id);
+        let Some(id) = found else {
+            let text = format!("{shown} is no socket that `forkdisk vhost-user` made in this daemon");
+            return Err(Failure::new(ErrorKind::NotFound, text));
+        };
+        let name = name_of(&self.0.pool, id);
+        if name.as_deref().is_some_and(|name| name != object) {
+            let text = format!("{shown} is the socket of {}", name.unwrap_or_default());
+            return Err(Failure::new(ErrorKind::Invalid, text));
+        }
+        let removed = self.0.sockets.borrow_mut().remove(path);
+        if let Some(socket) = removed {
+            socket.listening.cancel().await;
+        }
+        Ok(())
+    }
+
+    /// Removes all sockets.
+    pub async fn close(&self) {
+        let sockets = self.0.sockets.take();
+        for socket in sockets.into_values() {
+            socket.listening.cancel().await;
+        }
+    }
+}
+
+/// Returns the current name of a volume or snapshot; `None` if it was deleted.
+fn name_of(pool: &Pool<UringDevice>, id: VolumeId) -> Option<String> {
+    pool.list().into_iter().find(|info| info.id == id).map(|info| info.name)
+}
