@@ -12,7 +12,7 @@ use forkdisk_control::{
 };
 use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Security, Server, ServerHandle, ServerOptions};
-use forkdisk_uring::{Config, Rt, Signals, SocketAccess, UnixListener, UringDevice};
+use forkdisk_uring::{Config, JoinHandle, Rt, Signals, SocketAccess, UnixListener, UringDevice};
 use forkdisk_vhost_user::{Server as VhostServer, ServerOptions as VhostOptions};
 use rustix::process::Signal;
 
@@ -277,17 +277,20 @@ async fn serve(
     let signals = Rc::new(signals);
     let asked =
         Asked { signals: signals.clone(), end: end.clone(), data: data.handle(), log: settings.log_file.clone() };
-    let listening = runtime.spawn(asked.run());
-    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), read_only));
-    let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
-    let following: Vec<_> = socket_dirs.iter().map(|sockets| runtime.spawn(sockets.clone().watch())).collect();
-    let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
+    let mut background = vec![
+        runtime.spawn(give_back(runtime.clone(), pool.clone(), read_only)),
+        runtime.spawn(space::watch(runtime.clone(), pool.clone())),
+        runtime.spawn(watchdog(runtime.clone(), notifier.clone())),
+        runtime.spawn(asked.run()),
+    ];
+    let following = socket_dirs.iter().map(|sockets| runtime.spawn(sockets.clone().watch())).collect();
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
     let controlling = runtime.spawn(async move { server.serve(listener).await });
     let source = PoolSource { pool: pool.clone(), server: Some(data.handle()) };
     let (by_tcp, measuring) = listeners.serve(runtime, &data, source);
-    let serving: Vec<_> = sockets
+    background.extend(measuring);
+    let serving = sockets
         .data
         .into_iter()
         .map(|listener| {
@@ -300,33 +303,55 @@ async fn serve(
     end.wanted.wait().await;
     tracing::info!("letting clients finish");
     notifier.stopping("letting clients finish");
-    devices.stop().await;
-    for following in following {
-        following.cancel().await;
+    let control = handle.clone();
+    let doors =
+        Doors { devices, socket_dirs, vhost_sockets, following, clients, control, mounts, serving, controlling };
+    doors.close().await;
+    for task in background {
+        task.cancel().await;
     }
-    for sockets in socket_dirs {
-        sockets.close().await;
-    }
-    data.handle().stop();
-    vhost_sockets.close().await;
-    clients.disks.stop().await;
-    handle.stop();
-    for server in serving {
-        server.await;
-    }
-    controlling.await;
-    handle.idle().await;
-    mounts.stop().await;
-    mounts.guard(None);
-    for door in measuring {
-        door.cancel().await;
-    }
-    giving_back.cancel().await;
-    watching.cancel().await;
-    watchdog.cancel().await;
-    listening.cancel().await;
     let _places = Places { _pid_file: pid_file, _private: sockets.private };
     Ok(Serving { control: handle, signals, notifier, _places })
+}
+
+/// Everything by which the pool is used.
+struct Doors {
+    devices: Devices,
+    socket_dirs: Vec<SocketDir>,
+    vhost_sockets: VhostSockets,
+    /// Tasks that keep the sockets in step with the volumes.
+    following: Vec<JoinHandle<()>>,
+    clients: Clients,
+    control: ControlHandle,
+    mounts: Mounts,
+    /// Tasks of the data server.
+    serving: Vec<JoinHandle<()>>,
+    /// The task of the control server.
+    controlling: JoinHandle<()>,
+}
+
+impl Doors {
+    /// Accepts nothing new and lets requests in flight end.
+    async fn close(self) {
+        self.devices.stop().await;
+        for following in self.following {
+            following.cancel().await;
+        }
+        for sockets in self.socket_dirs {
+            sockets.close().await;
+        }
+        self.clients.data.stop();
+        self.vhost_sockets.close().await;
+        self.clients.disks.stop().await;
+        self.control.stop();
+        for server in self.serving {
+            server.await;
+        }
+        self.controlling.await;
+        self.control.idle().await;
+        self.mounts.stop().await;
+        self.mounts.guard(None);
+    }
 }
 
 async fn open_dirs(runtime: &Rt, pool: &Pool<UringDevice>, all: Vec<Contents>, most: usize) -> Result<Vec<SocketDir>> {

@@ -19,8 +19,8 @@ use crate::volume_sockets;
 /// Serve a volume or snapshot as a disk of a virtual machine (vhost-user-blk), on a socket of its own
 ///
 /// If a daemon serves the pool, it makes the socket, and this returns at once; the disk is served until the socket is
-/// removed or the daemon ends. Otherwise this serves the pool, as `serve` does, until it is told to end. QEMU and others
-/// connect to the socket (docs/vhost-user.md). `serve --vhost-user DIR` makes sockets for all volumes.
+/// removed or the daemon ends. Otherwise this serves the pool, as `serve` does, until it is told to end. QEMU and
+/// others connect to the socket (docs/vhost-user.md). `serve --vhost-user DIR` makes sockets for all volumes.
 #[derive(Args)]
 #[command(after_help = examples!["forkdisk vhost-user /srv/pool.img/vm1 /run/vm1.sock"])]
 pub struct VhostUserArgs {

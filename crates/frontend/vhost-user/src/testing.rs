@@ -328,6 +328,14 @@ impl DriverQueue {
         self.put(u64::from(index) * 16, Descriptor::new(address, len, flags as u16, next))
     }
 
+    /// Writes bytes at an address of the guest.
+    ///
+    /// # Errors
+    /// They are not in its memory.
+    pub fn poke(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.memory.write_slice(bytes, GuestAddress(address))?)
+    }
+
     /// Makes a request available: `len` bytes of the slot's data, which the device writes or reads.
     ///
     /// # Errors
