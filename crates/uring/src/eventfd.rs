@@ -36,10 +36,10 @@ impl EventFd {
     /// The kernel refuses to watch or to read it.
     pub async fn wait(&self) -> io::Result<()> {
         loop {
+            outcome(self.handle.driver().start(&self.handle, Work::Readable).await.result)?;
             if sys::eventfd_take(self.handle.fd())? {
                 return Ok(());
             }
-            outcome(self.handle.driver().start(&self.handle, Work::Readable).await.result)?;
         }
     }
 

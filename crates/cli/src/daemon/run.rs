@@ -283,7 +283,8 @@ async fn serve(
         runtime.spawn(watchdog(runtime.clone(), notifier.clone())),
         runtime.spawn(asked.run()),
     ];
-    let following = socket_dirs.iter().map(|sockets| runtime.spawn(sockets.clone().watch())).collect();
+    let watch = |sockets: &SocketDir| runtime.spawn(sockets.clone().watch(mounts.clone()));
+    let following = socket_dirs.iter().map(watch).collect();
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
     let controlling = runtime.spawn(async move { server.serve(listener).await });

@@ -16,11 +16,14 @@ use anyhow::{Context, Result, ensure};
 use forkdisk::{LocalFuture, Pool};
 use forkdisk_uring::{JoinHandle, Rt, UnixListener, UringDevice};
 
+use super::mounts::Mounts;
 use crate::patterns::Patterns;
 use crate::volume_sockets::VolumeSockets;
 
-/// Interval at which names are checked that change without a verb: files of a mount.
+/// Interval at which names are checked that change without a verb: files of a mount. Without a mount all changes come
+/// by verbs, and an idle daemon sleeps.
 const LOOK: Duration = Duration::from_millis(100);
+const LOOK_WITHOUT_MOUNT: Duration = Duration::from_secs(2);
 const TURN: Duration = Duration::from_millis(1);
 /// Names that are processed before other tasks run.
 const BATCH_COUNT: usize = 256;
@@ -75,9 +78,10 @@ impl SocketDir {
     }
 
     /// Follows changes of names; never returns.
-    pub async fn watch(self) {
+    pub async fn watch(self, mounts: Mounts) {
         loop {
-            self.0.runtime.sleep_for(LOOK).await;
+            let interval = if mounts.dirs().is_empty() { LOOK_WITHOUT_MOUNT } else { LOOK };
+            self.0.runtime.sleep_for(interval).await;
             self.follow().await;
         }
     }

@@ -136,6 +136,30 @@ fn a_disk_in_use_is_not_taken_away_without_force() {
     server.stop();
 }
 
+#[test]
+fn an_idle_daemon_with_a_thousand_sockets_sleeps() {
+    let lab = Lab::with_pool("256M");
+    let names: Vec<String> = (0..1000).map(|n| format!("pool.img/v{n}")).collect();
+    let mut create: Vec<&str> = vec!["create"];
+    create.extend(names.iter().map(String::as_str));
+    lab.ok(&[&create[..], &["--size", "1M"]].concat());
+    let server = serve(&lab, &["--socket-dir", "sockets"]);
+    // A machine with few descriptors has fewer sockets, and the daemon says so.
+    assert!(sockets(&lab).len() > 300);
+    let status = format!("/proc/{}/status", server.pid());
+    let wakes = || -> u64 {
+        let status = fs::read_to_string(&status).unwrap();
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    std::thread::sleep(Duration::from_secs(6));
+    let before = wakes();
+    std::thread::sleep(Duration::from_secs(5));
+    let woken = wakes() - before;
+    assert!(woken <= 10, "{woken} times in five seconds");
+    server.stop();
+}
+
 /// Random writes of pages with several under way, and what they have to leave.
 struct Writer {
     random: SmallRng,

@@ -42,8 +42,8 @@ pub struct Guest {
     pub memory: GuestMemoryMmap,
     /// The file of the memory.
     pub file: File,
-    /// Memory of requests in flight, which outlives the server.
-    pub inflight: (VhostUserInflight, File),
+    /// Memory of requests in flight, which outlives the server; `None` if the server has none.
+    pub inflight: Option<(VhostUserInflight, File)>,
     /// The virtqueues.
     pub queues: Vec<DriverQueue>,
     /// Features that both sides use.
@@ -126,9 +126,10 @@ impl Guest {
         };
         let all = (0..queues).map(queue).collect::<io::Result<Vec<_>>>()?;
         let mut frontend = Frontend::connect(path, queues.into())?;
-        let features = negotiate(&mut frontend)?;
+        let (features, protocol) = negotiate(&mut frontend)?;
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..VhostUserInflight::default() };
-        let inflight = frontend.get_inflight_fd(&wanted)?;
+        let has_inflight = protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD);
+        let inflight = has_inflight.then(|| frontend.get_inflight_fd(&wanted)).transpose()?;
         let mut guest = Guest { frontend, memory, file, inflight, queues: all, features, size };
         guest.start(&[])?;
         Ok(guest)
@@ -141,8 +142,9 @@ impl Guest {
     pub fn reconnect(&mut self, path: &Path) -> Result<(), Error> {
         self.frontend = Frontend::connect(path, self.queues.len() as u64)?;
         negotiate(&mut self.frontend)?;
-        let (inflight, file) = &self.inflight;
-        self.frontend.set_inflight_fd(inflight, file.as_raw_fd())?;
+        if let Some((inflight, file)) = &self.inflight {
+            self.frontend.set_inflight_fd(inflight, file.as_raw_fd())?;
+        }
         let bases: Vec<u16> = self.queues.iter().map(DriverQueue::used_index).collect();
         self.start(&bases)
     }
@@ -161,7 +163,7 @@ impl Guest {
     /// # Errors
     /// The memory of requests in flight cannot be written.
     pub fn mark_in_flight(&self, queue: usize, heads: &[u16]) -> Result<(), Error> {
-        let (inflight, file) = &self.inflight;
+        let (inflight, file) = self.inflight.as_ref().ok_or("the server has no such memory")?;
         let part = (16 + 16 * u64::from(inflight.queue_size)).next_multiple_of(64) * queue as u64;
         for (order, head) in heads.iter().enumerate() {
             let state = part + 16 + 16 * u64::from(*head);
@@ -253,7 +255,8 @@ impl Guest {
     }
 }
 
-fn negotiate(frontend: &mut Frontend) -> Result<u64, Error> {
+/// Returns the features of the device and of the protocol that both sides use.
+fn negotiate(frontend: &mut Frontend) -> Result<(u64, VhostUserProtocolFeatures), Error> {
     frontend.set_owner()?;
     let features = frontend.get_features()?;
     frontend.set_features(features)?;
@@ -268,7 +271,7 @@ fn negotiate(frontend: &mut Frontend) -> Result<u64, Error> {
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD);
     frontend.set_protocol_features(ours)?;
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-    Ok(features)
+    Ok((features, ours))
 }
 
 /// The address of the memory in this process.
