@@ -175,9 +175,8 @@ impl Driver {
     pub(crate) fn shut_down(&self) {
         self.closed.set(true);
         self.helper.shut_down();
-        let is_open_ended = |op: &Op| op.pending > 0 && op.work.may_wait_forever();
-        let keys: Vec<usize> =
-            self.ops.borrow().iter().filter(|(_, op)| is_open_ended(op)).map(|(key, _)| key).collect();
+        let cancellable = |op: &Op| op.pending > 0 && op.work.is_cancellable();
+        let keys: Vec<usize> = self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
         for key in keys {
             // A waiting task sees an interrupted operation end instead of being repeated.
             self.ops.borrow_mut()[key].abandoned |= false;

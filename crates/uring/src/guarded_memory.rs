@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use crate::sys;
 
 /// Most ranges that are guarded at a time.
-const RANGE_COUNT: usize = 4096;
+const RANGE_COUNT: usize = 65_536;
+
+const PAGE_BYTES: usize = 4096;
 
 /// A guarded range. Free if `len` is 0.
 struct Range {
@@ -83,7 +85,9 @@ extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context:
         let (start, len) = (range.start.load(Ordering::Acquire), range.len.load(Ordering::Acquire));
         if at.wrapping_sub(start) < len {
             range.lost.store(true, Ordering::Release);
-            if sys::replace_by_zeroes(start, len) {
+            // Where memory may not be promised beyond what there is, the page alone has to do.
+            let page = at / PAGE_BYTES * PAGE_BYTES;
+            if sys::replace_by_zeroes(start, len) || sys::replace_by_zeroes(page, PAGE_BYTES) {
                 return;
             }
         }
@@ -128,8 +132,11 @@ mod tests {
     #[test]
     fn a_range_is_free_again_when_its_guard_is_dropped() {
         let mut byte = 0u8;
-        for _ in 0..2 * RANGE_COUNT {
+        let taken = || RANGES.iter().filter(|range| range.taken.load(Ordering::Acquire)).count();
+        let before = taken();
+        for _ in 0..1000 {
             drop(MemoryGuard::new(&raw mut byte, 1).unwrap());
         }
+        assert!(taken() <= before + 1);
     }
 }

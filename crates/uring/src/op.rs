@@ -107,14 +107,9 @@ impl Work {
         }
     }
 
-    /// Returns whether it is cancelled when its ticket is dropped. Requests to disks always end and are never
-    /// cancelled.
+    /// Returns whether it may wait forever, so that it is cancelled when its ticket is
+    /// dropped. Requests to disks always end and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
-        self.may_wait_forever() && !matches!(self, Work::Raise)
-    }
-
-    /// Returns whether its end depends on a peer, so that the executor cancels it at its own end.
-    pub(crate) fn may_wait_forever(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
         !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
     }

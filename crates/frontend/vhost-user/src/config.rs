@@ -9,9 +9,12 @@ use crate::options::ServerOptions;
 
 /// Bytes of a sector, the unit of the protocol.
 pub const SECTOR_BYTES: u64 = 512;
-/// Most data segments of a request, and most bytes of one.
-pub const MAX_SEGMENTS: u32 = 254;
+/// Most data segments of a request, and most bytes of one. With header and status they fill a queue of 128 descriptors,
+/// the usual size.
+pub const MAX_SEGMENTS: u32 = 126;
 pub const MAX_SEGMENT_BYTES: u32 = 1 << 20;
+/// Most bytes of data of a request.
+pub const MAX_REQUEST_BYTES: u64 = MAX_SEGMENTS as u64 * MAX_SEGMENT_BYTES as u64;
 /// Most ranges of one discard or write of zeroes.
 pub const MAX_RANGES: u32 = 64;
 /// Most sectors of one range.

@@ -11,6 +11,7 @@
 mod config;
 mod disk;
 mod event;
+mod foreign_file;
 mod memory;
 mod options;
 mod queue;

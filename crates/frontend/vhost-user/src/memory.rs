@@ -3,22 +3,25 @@
 //! The front end may shorten a file whose memory is mapped here. Accesses then find zeroes, and the memory counts as
 //! lost (`forkdisk_uring::MemoryGuard`).
 
-use std::fs::File;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forkdisk_uring::MemoryGuard;
-use rustix::fs::fstatfs;
+use rustix::fs::{fcntl_get_seals, fstatfs};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+use crate::foreign_file::ForeignFile;
+
 /// Most regions of a guest.
 pub const MAX_REGIONS: usize = 32;
+/// Most regions that are mapped, with those that were removed under requests in flight.
+const MAX_LIVE_REGIONS: usize = 2 * MAX_REGIONS;
+/// Most bytes that are mapped for a guest.
+const MAX_MAPPED_BYTES: u64 = 4 << 40;
 const PAGE_BYTES: u64 = 4096;
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
 /// Why memory is refused.
 pub type Refusal = String;
@@ -38,15 +41,19 @@ impl<T> SharedMapping<T> {
 }
 
 /// Maps `len` bytes of `file` from `offset`.
-pub fn map(file: File, offset: u64, len: u64) -> Result<SharedMapping<MmapRegion>, Refusal> {
-    let kind = fstatfs(&file).map_err(|error| format!("the file of the memory cannot be looked at: {error}"))?.f_type;
-    // Memory of another file system could keep an access waiting for a disk, a network or the front end itself.
-    if !matches!(u64::try_from(kind).unwrap_or(0) & 0xffff_ffff, TMPFS_MAGIC | HUGETLBFS_MAGIC | RAMFS_MAGIC) {
+pub fn map(file: ForeignFile, offset: u64, len: u64) -> Result<SharedMapping<MmapRegion>, Refusal> {
+    // Asks no file system, unlike all other calls: one of the front end's own might never answer.
+    if fcntl_get_seals(&file).is_err() {
         return Err("the memory does not lie in tmpfs or hugetlbfs (memfd, /dev/shm)".to_string());
     }
-    let found = file.metadata().map_err(|error| format!("the file of the memory cannot be looked at: {error}"))?.len();
-    if offset.checked_add(len).is_none_or(|end| end > found) || len == 0 || !offset.is_multiple_of(PAGE_BYTES) {
-        return Err(format!("{len} bytes from {offset} are no pages of a file of {found} bytes"));
+    let file = file.into_known();
+    let looked = |error: std::io::Error| format!("the file of the memory cannot be looked at: {error}");
+    let page = fstatfs(&file).map_err(|error| looked(error.into()))?.f_bsize;
+    let page = u64::try_from(page).unwrap_or(PAGE_BYTES).max(PAGE_BYTES);
+    let found = file.metadata().map_err(looked)?.len();
+    let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page) && len > 0;
+    if !is_whole || offset.checked_add(len).is_none_or(|end| end > found) {
+        return Err(format!("{len} bytes from {offset} are no pages of {page} bytes in a file of {found} bytes"));
     }
     let size = usize::try_from(len).map_err(|_| format!("{len} bytes cannot be mapped"))?;
     let memory = MmapRegion::from_file(FileOffset::new(file, offset), size)
@@ -55,12 +62,45 @@ pub fn map(file: File, offset: u64, len: u64) -> Result<SharedMapping<MmapRegion
     Ok(SharedMapping { guard, memory })
 }
 
+/// What the regions of a session take, those included that only requests in flight still use.
+#[derive(Default)]
+struct Account {
+    regions: Cell<usize>,
+    bytes: Cell<u64>,
+}
+
+/// A part of an account; given back when it is dropped.
+struct Charge {
+    account: Rc<Account>,
+    bytes: u64,
+}
+
+impl Account {
+    fn charge(self: &Rc<Self>, bytes: u64) -> Result<Charge, Refusal> {
+        let (regions, mapped) = (self.regions.get() + 1, self.bytes.get().saturating_add(bytes));
+        if regions > MAX_LIVE_REGIONS || mapped > MAX_MAPPED_BYTES {
+            return Err(format!("{regions} regions with {mapped} bytes are more than a guest may have"));
+        }
+        self.regions.set(regions);
+        self.bytes.set(mapped);
+        Ok(Charge { account: self.clone(), bytes })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.regions.set(self.account.regions.get() - 1);
+        self.account.bytes.set(self.account.bytes.get() - self.bytes);
+    }
+}
+
 /// One region: where it lies for the guest, and in the front end's own addresses.
 struct Region {
     guest: u64,
     user: u64,
     len: u64,
     mapping: SharedMapping<Arc<GuestRegionMmap>>,
+    _charge: Charge,
 }
 
 /// The memory of a guest. A request keeps the memory with which it began until it ends.
@@ -68,11 +108,12 @@ struct Region {
 pub struct Memory {
     regions: Vec<Rc<Region>>,
     map: GuestMemoryMmap,
+    account: Rc<Account>,
 }
 
 impl Memory {
     /// Returns this memory and one more region.
-    pub fn with(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Memory, Refusal> {
+    pub fn with(&self, region: &VhostUserMemoryRegion, file: ForeignFile) -> Result<Memory, Refusal> {
         let (guest, user, len, offset) =
             (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
         if self.regions.len() >= MAX_REGIONS {
@@ -81,12 +122,13 @@ impl Memory {
         if guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(format!("a region of {len} bytes ends beyond the last address"));
         }
+        let charge = self.account.charge(len)?;
         let SharedMapping { guard, memory } = map(file, offset, len)?;
         let mapped = GuestRegionMmap::new(memory, GuestAddress(guest)).ok_or("a region beyond the last address")?;
         let mapping = SharedMapping { guard, memory: Arc::new(mapped) };
         let mut regions = self.regions.clone();
-        regions.push(Rc::new(Region { guest, user, len, mapping }));
-        Memory::of(regions)
+        regions.push(Rc::new(Region { guest, user, len, mapping, _charge: charge }));
+        self.of(regions)
     }
 
     /// Returns this memory without a region.
@@ -97,17 +139,22 @@ impl Memory {
         let at =
             regions.iter().position(is_it).ok_or_else(|| format!("there is no region of {len} bytes at {guest:#x}"))?;
         regions.remove(at);
-        Memory::of(regions)
+        self.of(regions)
     }
 
-    fn of(mut regions: Vec<Rc<Region>>) -> Result<Memory, Refusal> {
+    /// Returns memory of the same guest without any region.
+    pub fn emptied(&self) -> Memory {
+        Memory { account: self.account.clone(), ..Memory::default() }
+    }
+
+    fn of(&self, mut regions: Vec<Rc<Region>>) -> Result<Memory, Refusal> {
         regions.sort_by_key(|region| region.guest);
         if regions.is_empty() {
-            return Ok(Memory::default());
+            return Ok(self.emptied());
         }
         let all = regions.iter().map(|region| region.mapping.memory.clone()).collect();
         let map = GuestMemoryMmap::from_arc_regions(all).map_err(|error| format!("the regions of memory: {error}"))?;
-        Ok(Memory { regions, map })
+        Ok(Memory { regions, map, account: self.account.clone() })
     }
 
     /// Translates an address of the front end to one of the guest.
@@ -129,6 +176,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::fd::OwnedFd;
 
     use rustix::fs::{MemfdFlags, memfd_create};
@@ -151,9 +199,9 @@ mod tests {
     fn regions_are_found_by_both_kinds_of_addresses() {
         let file = memfd(3 << 20);
         let memory = Memory::default()
-            .with(&region(1 << 32, 1 << 20, 0x7000_0000, 1 << 20), file.try_clone().unwrap())
+            .with(&region(1 << 32, 1 << 20, 0x7000_0000, 1 << 20), file.try_clone().unwrap().into())
             .unwrap()
-            .with(&region(0, 1 << 20, 0x5000_0000, 0), file.try_clone().unwrap())
+            .with(&region(0, 1 << 20, 0x5000_0000, 0), file.try_clone().unwrap().into())
             .unwrap();
         assert_eq!(memory.guest_address(0x7000_0010), Some(GuestAddress((1 << 32) + 16)));
         assert_eq!(memory.guest_address(0x5000_0000 + (1 << 20)), None);
@@ -167,9 +215,9 @@ mod tests {
     #[test]
     fn what_is_no_memory_of_a_guest_is_refused() {
         let file = memfd(1 << 20);
-        let with = |r, file: &File| Memory::default().with(&r, file.try_clone().unwrap()).err();
+        let with = |r, file: &File| Memory::default().with(&r, file.try_clone().unwrap().into()).err();
         let refused = with(region(0, 2 << 20, 0, 0), &file).unwrap();
-        assert!(refused.contains("no pages of a file of 1048576 bytes"), "{refused}");
+        assert!(refused.contains("no pages of 4096 bytes in a file of 1048576 bytes"), "{refused}");
         assert!(with(region(u64::MAX - 4095, 8192, 0, 0), &file).is_some());
         assert!(with(region(0, 4096, u64::MAX, 0), &file).is_some());
         assert!(with(region(0, 4096, 0, u64::MAX - 4095), &file).is_some());
@@ -178,17 +226,39 @@ mod tests {
             File::options().read(true).write(true).open("/proc/self/exe").or_else(|_| File::open("/proc/self/exe"));
         let refused = with(region(0, 4096, 0, 0), &on_disk.unwrap()).unwrap();
         assert!(refused.contains("tmpfs or hugetlbfs"), "{refused}");
-        let memory = Memory::default().with(&region(0, 8192, 0, 0), file.try_clone().unwrap()).unwrap();
-        assert!(memory.with(&region(4096, 4096, 1 << 20, 8192), file).is_err(), "an overlap");
+        let memory = Memory::default().with(&region(0, 8192, 0, 0), file.try_clone().unwrap().into()).unwrap();
+        assert!(memory.with(&region(4096, 4096, 1 << 20, 8192), file.into()).is_err(), "an overlap");
     }
 
     #[test]
     fn memory_that_was_taken_away_counts_as_lost() {
         let file = memfd(1 << 20);
-        let memory = Memory::default().with(&region(0, 1 << 20, 0, 0), file.try_clone().unwrap()).unwrap();
+        let memory = Memory::default().with(&region(0, 1 << 20, 0, 0), file.try_clone().unwrap().into()).unwrap();
         file.set_len(4096).unwrap();
         assert!(!memory.is_lost());
         assert_eq!(memory.map().read_obj::<u64>(GuestAddress(512 << 10)).unwrap(), 0);
         assert!(memory.is_lost());
+    }
+
+    #[test]
+    fn a_guest_has_few_regions_and_not_too_much_memory() {
+        let file = memfd(1 << 20);
+        let mut memory = Memory::default();
+        let mut kept = Vec::new();
+        let refused = (0..2 * MAX_REGIONS as u64 + 1).find_map(|n| {
+            let added = region(n << 20, 4096, n << 20, 0);
+            match memory.with(&added, file.try_clone().unwrap().into()) {
+                Ok(next) => kept.push(std::mem::replace(&mut memory, next.without(&added).unwrap())),
+                Err(refused) => return Some(refused),
+            }
+            kept.push(memory.with(&added, file.try_clone().unwrap().into()).ok()?);
+            None
+        });
+        assert!(refused.is_some_and(|why| why.contains("more than a guest may have")), "kept by requests in flight");
+        drop(kept);
+        assert!(memory.with(&region(0, 4096, 0, 0), file.into()).is_ok(), "given back");
+        let huge = memfd(5 << 40);
+        let refused = Memory::default().with(&region(0, 5 << 40, 0, 0), huge.into()).err().unwrap();
+        assert!(refused.contains("more than a guest may have"), "{refused}");
     }
 }

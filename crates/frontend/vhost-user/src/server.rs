@@ -1,13 +1,13 @@
 //! The server: one session per disk and socket at a time, and how sessions end.
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk_uring::{ByteStream, PeerCred, Rt, Stream, UnixListener};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::disk::{Disk, Disks};
+use crate::disk::{Disk, Disks, SERIAL_BYTES};
 use crate::event::Changes;
 use crate::options::ServerOptions;
 use crate::session::{Control, Session};
@@ -45,8 +45,16 @@ struct Sessions {
 struct Entry {
     /// Returns the current name of its disk.
     name: Box<dyn Fn() -> String>,
+    /// Serial number of its disk.
+    serial: [u8; SERIAL_BYTES],
     peer: Option<PeerCred>,
     control: Rc<Control>,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        std::ptr::eq(self, other)
+    }
 }
 
 /// Removes its session from the list.
@@ -137,14 +145,9 @@ impl<X: Disks> Server<X> {
 
     /// As [`listen`](Self::listen), for the disk that `name` returns when a front end connects.
     pub async fn listen_for(&self, listener: UnixListener, name: impl Fn() -> String) {
-        let mut last: Option<Rc<Control>> = None;
         while !self.sessions.is_stopped.get() {
             match listener.accept().await {
-                Ok(stream) => {
-                    if let Some(control) = self.welcome(stream, &name(), last.as_ref()).await {
-                        last = Some(control);
-                    }
-                }
+                Ok(stream) => self.welcome(stream, &name()).await,
                 Err(error) => {
                     let name = name();
                     tracing::warn!("{name}: cannot accept a vhost-user connection: {error}");
@@ -154,33 +157,46 @@ impl<X: Disks> Server<X> {
         }
     }
 
-    /// Begins a session, unless the last front end of this socket is still connected.
-    async fn welcome(&self, stream: Stream, name: &str, last: Option<&Rc<Control>>) -> Option<Rc<Control>> {
-        if let Some(last) = last {
-            let is_listed = || self.sessions.all.borrow().iter().any(|entry| Rc::ptr_eq(&entry.control, last));
-            let start = Instant::now();
-            while is_listed() && !last.is_closing() && !is_gone(&last.stream) && start.elapsed() < LEAVING {
+    /// Begins a session, unless another front end of the disk is still connected.
+    async fn welcome(&self, stream: Stream, name: &str) {
+        let refused = |error: forkdisk::Error| tracing::warn!("refused a vhost-user front end: {error}");
+        let serial = match self.disks.open(name) {
+            Ok(disk) => disk.info().serial,
+            Err(error) => return refused(error),
+        };
+        // Also by another socket, or by the socket of an earlier name.
+        let others = |sessions: &Sessions| -> Vec<Rc<Entry>> {
+            sessions.all.borrow().iter().filter(|entry| entry.serial == serial).cloned().collect()
+        };
+        let is_used = |entry: &Rc<Entry>| !entry.control.is_closing() && !is_gone(&entry.control.stream);
+        let start = Instant::now();
+        loop {
+            let found = others(&self.sessions);
+            if found.is_empty() {
+                break;
+            }
+            if !found.iter().any(is_used) {
+                found.iter().for_each(|entry| entry.control.close());
+                // Requests of the last session that are in flight must not run beside those of the next.
+                self.sessions.changes.until(|| others(&self.sessions) != found).await;
+            } else if start.elapsed() > LEAVING {
+                return tracing::warn!("{name}: a vhost-user front end is connected already; refused another one");
+            } else {
                 self.rt.sleep_for(LOOK).await;
             }
-            if is_listed() && !last.is_closing() && !is_gone(&last.stream) {
-                tracing::warn!("{name}: a vhost-user front end is connected already; refused another one");
-                return None;
-            }
-            last.close();
-            // Requests of the last session that are in flight must not run beside those of the next.
-            self.sessions.changes.until(|| !is_listed()).await;
         }
+        if self.sessions.is_stopped.get() {
+            return;
+        }
+        // Opened again: it may have been closed to new users meanwhile.
         let disk = match self.disks.open(name) {
             Ok(disk) => Rc::new(disk),
-            Err(error) => {
-                tracing::warn!("refused a vhost-user front end: {error}");
-                return None;
-            }
+            Err(error) => return refused(error),
         };
         let control = Control::new(stream.clone());
         let named = disk.clone();
         let name = Box::new(move || named.info().name);
-        let entry = Rc::new(Entry { name, peer: ByteStream::peer(&stream), control: control.clone() });
+        let entry = Rc::new(Entry { name, serial, peer: ByteStream::peer(&stream), control: control.clone() });
         self.sessions.all.borrow_mut().push(entry.clone());
         let listed = Listed { sessions: self.sessions.clone(), entry };
         let session = Session::new(&self.rt, self.disks.clone(), disk, &self.options, control.clone());
@@ -192,16 +208,13 @@ impl<X: Disks> Server<X> {
                 Err(closed) => tracing::warn!("closed the vhost-user session of {shown:?}: {closed}"),
             }
         });
-        Some(control)
     }
 }
 
-/// Whether the peer has closed its side of a connection.
+/// Whether the peer has closed its side of a connection, with messages of it that were not read or without.
 fn is_gone(stream: &Stream) -> bool {
-    let mut byte = [0];
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    match rustix::net::recv(stream, &mut byte, flags) {
-        Ok((_, count)) => count == 0,
-        Err(error) => !matches!(io::Error::from(error).kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-    }
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    poll(&mut watched, Some(&now)).is_ok() && watched[0].revents().intersects(gone)
 }

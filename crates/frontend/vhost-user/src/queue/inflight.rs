@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory};
 
+use crate::foreign_file::ForeignFile;
 use crate::memory::{Refusal, SharedMapping, map};
 
 const ALIGN_BYTES: usize = 64;
@@ -52,11 +53,11 @@ impl Inflight {
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
         let copy =
             fd.as_fd().try_clone_to_owned().map_err(|error| format!("memory for requests in flight: {error}"))?;
-        Ok((Inflight::of(copy.into(), 0, len, queues, queue_size)?, fd, len))
+        Ok((Inflight::of(File::from(copy).into(), 0, len, queues, queue_size)?, fd, len))
     }
 
     /// Maps memory that another server made.
-    pub fn of(file: File, offset: u64, len: u64, queues: u16, queue_size: u16) -> Result<Inflight, Refusal> {
+    pub fn of(file: ForeignFile, offset: u64, len: u64, queues: u16, queue_size: u16) -> Result<Inflight, Refusal> {
         let needed = part_bytes(queue_size) * usize::from(queues);
         if (len as usize) < needed {
             return Err(format!(
@@ -196,6 +197,6 @@ mod tests {
     fn memory_that_is_too_small_or_of_other_queues_is_not_used() {
         let (all, fd, len) = Inflight::make(1, 8).unwrap();
         assert!(all.queue(1, 8).is_none() && all.queue(0, 16).is_none());
-        assert!(Inflight::of(fd.into(), 0, len, 64, 1024).is_err());
+        assert!(Inflight::of(File::from(fd).into(), 0, len, 64, 1024).is_err());
     }
 }

@@ -115,6 +115,10 @@ impl<X: Disks> Running<X> {
             broken: RefCell::default(),
             wake: WakeCell::default(),
         });
+        // The last server may have answered requests and ended before it said so.
+        if let Some(call) = &*running.call.borrow() {
+            call.raise();
+        }
         device.rt.spawn(running.clone().run(kick));
         running
     }
@@ -207,7 +211,8 @@ impl<X: Disks> Running<X> {
         let Some(heads) = self.inflight.as_ref().and_then(|inflight| inflight.resume(used)) else { return Ok(()) };
         self.queue.borrow_mut().set_next_avail(used.wrapping_add(heads.len() as u16));
         for head in heads {
-            self.device.changes.until(|| self.has_room() || self.is_stopping.get()).await;
+            self.device.changes.until(|| self.has_room()).await;
+            let memory = self.device.memory.borrow().clone();
             self.begin(&memory, head)?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::chain::{OutsideMemory, copy_in, copy_out};
 use super::{Action, Request};
-use crate::config::{MAX_RANGES, SECTOR_BYTES};
+use crate::config::{MAX_RANGES, MAX_REQUEST_BYTES, SECTOR_BYTES};
 use crate::disk::{Disk, Disks, SERIAL_BYTES};
 use crate::memory::Memory;
 
@@ -85,6 +85,14 @@ fn offset_of<D: Disk>(disk: &D, sector: u64, len: u64) -> Performed<u64> {
     offset.filter(ends_inside).filter(|_| len.is_multiple_of(SECTOR_BYTES)).ok_or(Refused(IO_ERROR_CODE))
 }
 
+/// Returns the offset in bytes of the data of a request.
+fn data_offset<D: Disk>(disk: &D, request: &Request) -> Performed<u64> {
+    if request.len > MAX_REQUEST_BYTES {
+        return Err(Refused(IO_ERROR_CODE));
+    }
+    offset_of(disk, request.sector, request.len)
+}
+
 /// Returns the pieces in which `len` bytes are moved: start and length.
 fn pieces(len: u64) -> impl Iterator<Item = (u64, usize)> {
     let step = PIECE_BYTES as u64;
@@ -92,11 +100,14 @@ fn pieces(len: u64) -> impl Iterator<Item = (u64, usize)> {
 }
 
 async fn read<X: Disks>(disks: &X, disk: &X::Disk, memory: &Memory, request: &Request) -> Performed<u32> {
-    let offset = offset_of(disk, request.sector, request.len)?;
+    let offset = data_offset(disk, request)?;
     for (at, len) in pieces(request.len) {
         let (result, buf) = disk.read(offset + at, disks.buffer(len)).await;
         result?;
         copy_out(memory.map(), &request.data, at, &buf)?;
+        if memory.is_lost() {
+            return Err(Refused(IO_ERROR_CODE));
+        }
     }
     Ok(request.len as u32)
 }
@@ -108,7 +119,7 @@ async fn write<X: Disks>(
     request: &Request,
     writethrough: bool,
 ) -> Performed<u32> {
-    let offset = offset_of(disk, request.sector, request.len)?;
+    let offset = data_offset(disk, request)?;
     check_writable(disk)?;
     for (at, len) in pieces(request.len) {
         let mut buf = disks.buffer(len);

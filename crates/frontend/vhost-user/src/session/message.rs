@@ -16,6 +16,8 @@ use rustix::net::{
 use vhost::vhost_user::message::{MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
 
+use crate::foreign_file::ForeignFile;
+
 const HEADER_BYTES: usize = 12;
 /// Version of the protocol, and flags of the header.
 const VERSION: u32 = 1;
@@ -30,6 +32,8 @@ pub enum Closed {
     Version(u32),
     #[error("a message of {0} bytes, at most {MAX_MSG_SIZE} are allowed")]
     TooLong(u32),
+    #[error("a message with more than {MAX_ATTACHED_FD_ENTRIES} files")]
+    TooManyFiles,
     #[error("half of a message for {0:?}")]
     Stalled(Duration),
     #[error("the front end does not take its replies")]
@@ -48,7 +52,7 @@ pub struct Message {
     /// The front end wants a reply even if the request has none.
     pub needs_reply: bool,
     pub body: Vec<u8>,
-    pub files: Vec<File>,
+    pub files: Vec<ForeignFile>,
 }
 
 impl Message {
@@ -64,7 +68,7 @@ impl Message {
     }
 
     /// Takes the only file.
-    pub fn file(&mut self) -> Result<File, String> {
+    pub fn file(&mut self) -> Result<ForeignFile, String> {
         match self.files.len() {
             1 => Ok(self.files.remove(0)),
             count => Err(format!("{count} files where one belongs")),
@@ -107,7 +111,7 @@ pub async fn receive(rt: &Rt, stream: &Stream, stall: Duration) -> Result<Option
 }
 
 /// Receives some bytes, and the files that come with them; 0 when the peer has closed its side.
-async fn receive_some(stream: &Stream, into: &mut [u8], files: &mut Vec<File>) -> Result<usize, Closed> {
+async fn receive_some(stream: &Stream, into: &mut [u8], files: &mut Vec<ForeignFile>) -> Result<usize, Closed> {
     loop {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -124,8 +128,11 @@ async fn receive_some(stream: &Stream, into: &mut [u8], files: &mut Vec<File>) -
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                files.extend(received.map(File::from));
+                files.extend(received.map(|fd| ForeignFile::from(File::from(fd))));
             }
+        }
+        if files.len() > MAX_ATTACHED_FD_ENTRIES {
+            return Err(Closed::TooManyFiles);
         }
         return Ok(received);
     }

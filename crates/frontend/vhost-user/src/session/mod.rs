@@ -7,15 +7,17 @@ mod message;
 mod vring;
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
 use forkdisk_uring::{EventFd, Rt, Stream};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use vhost::vhost_user::message::{
     BackendReq, FrontendReq, VHOST_USER_CONFIG_SIZE, VhostUserConfig, VhostUserInflight, VhostUserMemory,
@@ -29,6 +31,7 @@ pub use message::Closed;
 use crate::config::{self, CONFIG_WCE_FLAG, FLUSH_FLAG, PROTOCOL_FEATURES, WRITEBACK_OFFSET};
 use crate::disk::{Disk, Disks};
 use crate::event::Changes;
+use crate::foreign_file::ForeignFile;
 use crate::memory::{MAX_REGIONS, Memory};
 use crate::options::ServerOptions;
 use crate::queue::{Device, Inflight};
@@ -107,7 +110,10 @@ impl<X: Disks> Session<X> {
         let vrings = (0..usize::from(options.max_queues)).map(Vring::new).collect();
         let device = Rc::new(Device { rt, disks, disk, options, stream, memory, writethrough, buffered, changes });
         let protocol = Protocol::empty();
-        Session { device, control, features: 0, protocol, is_writeback: true, status: 0, vrings, inflight: None }
+        let session =
+            Session { device, control, features: 0, protocol, is_writeback: true, status: 0, vrings, inflight: None };
+        session.choose_cache();
+        session
     }
 
     /// Serves the front end until it has gone or the session is closed. All requests have ended when this returns.
@@ -116,6 +122,9 @@ impl<X: Disks> Session<X> {
         self.control.is_closing.set(true);
         for vring in &mut self.vrings {
             vring.stop().await;
+        }
+        if let Some(channel) = self.control.channel.take() {
+            let _ = channel.shutdown(Shutdown::Both);
         }
         // Others hold the connection, too. Fails if the front end has closed it already.
         let _ = self.control.stream.shutdown(Shutdown::Both);
@@ -277,7 +286,11 @@ impl<X: Disks> Session<X> {
         if value & WITHOUT_FILE_FLAG != 0 {
             return Ok((index, None));
         }
-        let event = EventFd::from_fd(&self.device.rt, message.file()?.into()).map_err(|error| error.to_string())?;
+        let file = message.file()?;
+        if !EventFd::is_one(file.as_fd()).is_ok_and(|is_one| is_one) {
+            return Err("the file is no eventfd".to_string());
+        }
+        let event = EventFd::from_fd(&self.device.rt, file.into_known().into()).map_err(|error| error.to_string())?;
         Ok((index, Some(event)))
     }
 
@@ -343,7 +356,7 @@ impl<X: Disks> Session<X> {
         if count != message.files.len() || message.body.len() != header + count * entry {
             return Err(format!("a table of {count} regions has {} files", message.files.len()));
         }
-        let mut memory = Memory::default();
+        let mut memory = self.device.memory.borrow().emptied();
         for (bytes, file) in message.body[header..].chunks_exact(entry).zip(message.files) {
             let mut region = VhostUserMemoryRegion::default();
             region.as_mut_slice().copy_from_slice(bytes);
@@ -355,19 +368,28 @@ impl<X: Disks> Session<X> {
     fn use_memory(&mut self, memory: Memory) -> Handled {
         let memory = Rc::new(memory);
         for vring in &self.vrings {
+            vring.check_memory(&memory)?;
+        }
+        for vring in &self.vrings {
             vring.follow_memory(&memory)?;
         }
         *self.device.memory.borrow_mut() = memory;
         Ok(Answer::Done)
     }
 
-    fn set_channel(&self, file: File) -> Handled {
-        let fd = OwnedFd::from(file);
-        let kind = rustix::net::sockopt::socket_type(&fd).map_err(|_| "the channel is no socket".to_string())?;
-        if kind != rustix::net::SocketType::STREAM {
-            return Err("the channel is no stream".to_string());
+    fn set_channel(&self, file: ForeignFile) -> Handled {
+        let kind = socket_type(&file).map_err(|_| "the channel is no socket".to_string())?;
+        let is_unix = socket_domain(&file).is_ok_and(|domain| domain == AddressFamily::UNIX);
+        if kind != SocketType::STREAM || !is_unix {
+            return Err("the channel is no stream of unix sockets".to_string());
         }
-        *self.control.channel.borrow_mut() = Some(Stream::from_fd(&self.device.rt, fd));
+        let socket = UnixStream::from(OwnedFd::from(file.into_known()));
+        // The other end of a pair has no name. A connection to a socket of this server would never end.
+        if !socket.peer_addr().is_ok_and(|peer| peer.is_unnamed()) {
+            return Err("the channel is no end of a pair of sockets".to_string());
+        }
+        let channel = Stream::from_fd(&self.device.rt, socket.into());
+        *self.control.channel.borrow_mut() = Some(channel);
         Ok(Answer::Done)
     }
 
@@ -378,7 +400,7 @@ impl<X: Disks> Session<X> {
         Ok(Answer::WithFile(VhostUserInflight::new(len, 0, queues, size).as_slice().to_vec(), file))
     }
 
-    fn set_inflight(&mut self, given: VhostUserInflight, file: File) -> Handled {
+    fn set_inflight(&mut self, given: VhostUserInflight, file: ForeignFile) -> Handled {
         let (queues, size) = self.check_inflight(&given)?;
         self.inflight = Some(Inflight::of(file, given.mmap_offset, given.mmap_size, queues, size)?);
         Ok(Answer::Done)

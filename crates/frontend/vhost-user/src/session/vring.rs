@@ -69,6 +69,15 @@ impl<X: Disks> Vring<X> {
         Ok(())
     }
 
+    /// Checks that the rings lie in `memory`.
+    pub fn check_memory(&self, memory: &Memory) -> Result<(), String> {
+        if self.running.is_none() {
+            return Ok(());
+        }
+        let mut queue = Queue::new(MAX_QUEUE_SIZE).map_err(|error| error.to_string())?;
+        place(&mut queue, self.addresses, memory)
+    }
+
     /// Translates the addresses again, after the guest's memory has changed.
     pub fn follow_memory(&self, memory: &Memory) -> Result<(), String> {
         let addresses = self.addresses;

@@ -60,6 +60,7 @@ impl Disk for OpenDisk {
     fn info(&self) -> DiskInfo {
         let mut serial = [0; 20];
         serial[..6].copy_from_slice(b"serial");
+        serial[7..7 + self.disk.name.len()].copy_from_slice(self.disk.name.as_bytes());
         DiskInfo { name: self.disk.name.clone(), size: self.size(), read_only: self.disk.read_only, serial }
     }
 
@@ -185,9 +186,7 @@ async fn obey(rt: &Rt, server: &Server<MemoryDisks>, disks: &MemoryDisks, orders
         match orders.try_recv() {
             Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return server.handle().stop().await,
             Ok(Order::Disconnect(name)) => {
-                while server.handle().disconnect(&name) > 0 {
-                    rt.sleep_for(Duration::from_millis(1)).await;
-                }
+                server.handle().disconnect(&name);
             }
             Ok(Order::Grow(name, size)) => {
                 disks.all[&name].bytes.borrow_mut().resize(size, 0);
