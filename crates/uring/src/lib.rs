@@ -55,5 +55,5 @@ pub use shared_memory::SharedMemory;
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};
-pub use ublk::{UblkDevice, UblkOperation, UblkRequest, ublk_forget, ublk_missing, ublk_resize};
+pub use ublk::{UblkDevice, UblkOperation, UblkRequest, ublk_forget, ublk_is_left, ublk_missing, ublk_resize};
 pub use watch::Watched;

@@ -31,17 +31,23 @@ const fn command(number: u32, bytes: u32) -> u32 {
     3 << 30 | bytes << 16 | (b'u' as u32) << 8 | number
 }
 
+/// `_IOR('u', 2, …)`.
+const GET_INFO: u32 = 2 << 30 | 32 << 16 | (b'u' as u32) << 8 | 2;
 const ADD: u32 = command(0x04, 32);
 const DELETE: u32 = command(0x05, 32);
 const START: u32 = command(0x06, 32);
 const STOP: u32 = command(0x07, 32);
 const SET_PARAMS: u32 = command(0x08, 32);
+const START_RECOVERY: u32 = command(0x10, 32);
+const END_RECOVERY: u32 = command(0x11, 32);
 const UPDATE_SIZE: u32 = command(0x15, 32);
 const FETCH: u32 = command(0x20, 16);
 const COMMIT_AND_FETCH: u32 = command(0x21, 16);
 
 const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 const USER_COPY: u64 = 1 << 7;
+/// The device outlives its server: requests wait for the next one, and those in flight are sent to it again.
+const USER_RECOVERY: u64 = 1 << 3 | 1 << 4;
 
 const INFO: usize = 64;
 const PARAMS: usize = 60;
@@ -135,19 +141,8 @@ impl UblkDevice {
         });
         let made = made.await;
         let number = number.load(std::sync::atomic::Ordering::SeqCst);
-        let opened = match made {
-            Ok(()) => open_node(number),
-            Err(error) => Err(error),
-        };
-        let opened = opened.and_then(|file| {
-            let len = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(4096);
-            let apart = ((MOST_DEPTH * DESCRIPTOR) as u64).next_multiple_of(4096);
-            let maps = (0..u64::from(QUEUES)).map(|queue| Mapping::new(file.as_fd(), queue * apart, len));
-            Ok((maps.collect::<io::Result<Vec<_>>>()?, file.try_clone()?, file))
-        });
-        match opened {
-            Ok((descriptors, ring, file)) => {
-                let handle = Handle::new(rt.driver(), OwnedFd::from(ring));
+        match made.and_then(|()| UblkDevice::open(rt, number)) {
+            Ok((file, handle, descriptors)) => {
                 Ok(UblkDevice { rt: rt.clone(), number, file, handle, descriptors, helper })
             }
             Err(error) => {
@@ -158,6 +153,47 @@ impl UblkDevice {
                 Err(error)
             }
         }
+    }
+
+    /// Takes over device `number`, whose server has died. Its slots must be [fetched](Self::fetch); then
+    /// [`resume`](Self::resume) lets its requests arrive.
+    ///
+    /// # Errors
+    /// There is no such device, its server is alive, or it was made by a version that did not leave its devices behind.
+    pub async fn recover(rt: &Rt, number: u32) -> io::Result<UblkDevice> {
+        let helper = Helper::default();
+        let started = helper.run(move || {
+            let start = Instant::now();
+            loop {
+                match control(START_RECOVERY, number, &mut [], 0) {
+                    // The kernel still ends the requests of the dead server.
+                    Err(e) if e.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < Duration::from_secs(5) => {
+                        std::thread::sleep(PAUSE);
+                    }
+                    outcome => return outcome,
+                }
+            }
+        });
+        match started.await.and_then(|()| UblkDevice::open(rt, number)) {
+            Ok((file, handle, descriptors)) => {
+                Ok(UblkDevice { rt: rt.clone(), number, file, handle, descriptors, helper })
+            }
+            Err(error) => {
+                helper.shut_down();
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the node by which device `number` is served.
+    fn open(rt: &Rt, number: u32) -> io::Result<(File, Rc<Handle>, Vec<Mapping>)> {
+        let file = open_node(number)?;
+        let len = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(4096);
+        let apart = ((MOST_DEPTH * DESCRIPTOR) as u64).next_multiple_of(4096);
+        let maps = (0..u64::from(QUEUES)).map(|queue| Mapping::new(file.as_fd(), queue * apart, len));
+        let descriptors = maps.collect::<io::Result<Vec<_>>>()?;
+        let handle = Handle::new(rt.driver(), OwnedFd::from(file.try_clone()?));
+        Ok((file, handle, descriptors))
     }
 
     /// Returns its path, such as `/dev/ublkb0`.
@@ -242,6 +278,15 @@ impl UblkDevice {
         self.helper.run(move || control(START, number, &mut [], pid.into())).await
     }
 
+    /// Lets the requests of a [recovered](Self::recover) device arrive: first those that its dead server had taken.
+    ///
+    /// # Errors
+    /// The kernel refuses it, for example as a slot is not served.
+    pub async fn resume(&self) -> io::Result<()> {
+        let (number, pid) = (self.number, std::process::id());
+        self.helper.run(move || control(END_RECOVERY, number, &mut [], pid.into())).await
+    }
+
     /// Removes the block device. Its last requests arrive before this returns; then every slot that
     /// waits for a request fails.
     ///
@@ -267,6 +312,17 @@ impl UblkDevice {
     }
 }
 
+/// Returns whether the server of device `number` has died and the device waits for another one.
+///
+/// # Errors
+/// There is no such device.
+pub fn ublk_is_left(number: u32) -> io::Result<bool> {
+    const QUIESCED: u16 = 2;
+    let mut info = new_info();
+    control(GET_INFO, number, &mut info, 0)?;
+    Ok(u16::from_ne_bytes([info[4], info[5]]) == QUIESCED)
+}
+
 /// Deletes device `number`, whose server has died.
 ///
 /// # Errors
@@ -290,7 +346,7 @@ fn new_info() -> [u8; INFO] {
     info[2..4].copy_from_slice(&DEPTH.to_ne_bytes());
     info[8..12].copy_from_slice(&LONGEST.to_ne_bytes());
     info[12..16].copy_from_slice(&u32::MAX.to_ne_bytes());
-    info[24..32].copy_from_slice(&(CMD_IOCTL_ENCODE | USER_COPY).to_ne_bytes());
+    info[24..32].copy_from_slice(&(CMD_IOCTL_ENCODE | USER_COPY | USER_RECOVERY).to_ne_bytes());
     info
 }
 
@@ -357,7 +413,7 @@ fn control(number: u32, device: u32, data: &mut [u8], value: u64) -> io::Result<
         if start.elapsed() > PATIENCE {
             std::mem::forget(lent);
             let what = match number {
-                START => "to start the device",
+                START | END_RECOVERY => "to start the device",
                 STOP => "for the device's last requests",
                 DELETE => "for the device's last user",
                 _ => "for the ublk driver's answer",

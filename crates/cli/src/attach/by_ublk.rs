@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use forkdisk_control::params;
-use forkdisk_uring::{ublk_forget, ublk_missing, ublk_resize};
+use forkdisk_uring::{ublk_forget, ublk_is_left, ublk_missing, ublk_resize};
 
-use super::{Attachment, Means, Owner, Target, claim, number, wait_until};
+use super::{Attachment, Means, Owner, Target, claim, claim_as_it_is, number, wait_until};
 use crate::global::Global;
 use crate::session::daemon;
 
@@ -32,9 +32,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
 }
 
 pub fn grow(device: &Path, size: u64) -> Result<()> {
-    let name = device.file_name().unwrap_or_default().to_string_lossy();
-    let number = u32::try_from(number(&name)).context("the number of the device")?;
-    let resized = ublk_resize(number, size);
+    let resized = ublk_resize(number_of(device)?, size);
     let is_too_old = |error: &std::io::Error| error.kind() == std::io::ErrorKind::Unsupported;
     ensure!(!resized.as_ref().is_err_and(is_too_old), "this kernel's ublk driver cannot change it (Linux 6.16 can)");
     resized.context("the ublk driver")
@@ -42,6 +40,19 @@ pub fn grow(device: &Path, size: u64) -> Result<()> {
 
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     let device = &attachment.device;
+    if is_left_behind(device) {
+        // Requests wait for a daemon, so nothing can be written here.
+        let (pool, object) = (attachment.pool.display(), &attachment.object);
+        let claimed = claim_as_it_is(device);
+        drop(
+            claimed
+                .with_context(|| format!("its daemon has died; `forkdisk attach {pool}/{object}` serves it again"))?,
+        );
+        ublk_forget(number_of(device)?).context("the ublk driver")?;
+        let _ = fs::remove_file(Path::new(RECORDS).join(number_of(device)?.to_string()));
+        ensure!(wait_until(|| !device.exists()), "{} does not go", device.display());
+        return Ok(());
+    }
     // Fails while the device is in use; writes what is cached.
     drop(claim(device)?);
     let mut client = daemon(global, &attachment.pool)?
@@ -64,18 +75,50 @@ fn read_record(path: &Path) -> Option<(u32, PathBuf, String)> {
     Some((lines.next()?.parse().ok()?, PathBuf::from(lines.next()?), lines.next()?.to_string()))
 }
 
-/// Removes devices of dead daemons from the kernel, and their records.
+fn number_of(device: &Path) -> Result<u32> {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    u32::try_from(number(&name)).context("the number of the device")
+}
+
+/// A device whose daemon has died.
+pub struct LeftBehind {
+    pub number: u32,
+    pub device: PathBuf,
+    pub pool: PathBuf,
+    pub object: String,
+}
+
+/// Returns the devices of `pool` whose daemon has died. Their requests wait for the pool's next daemon.
+pub fn left_behind(pool: &Path) -> Vec<LeftBehind> {
+    all_left_behind().into_iter().filter(|left| left.pool == pool).collect()
+}
+
+/// Returns whether the daemon of a device has died.
+pub fn is_left_behind(device: &Path) -> bool {
+    all_left_behind().iter().any(|left| left.device == device)
+}
+
+fn all_left_behind() -> Vec<LeftBehind> {
+    let entries = fs::read_dir(RECORDS).into_iter().flatten().flatten();
+    let left = entries.filter_map(|entry| {
+        let (_, pool, object) = read_record(&entry.path())?;
+        // A device that the kernel does not know any more has left its record behind.
+        let is_left = |number: &u32| ublk_is_left(*number).unwrap_or(true);
+        let number = entry.file_name().to_str()?.parse().ok().filter(is_left)?;
+        Some(LeftBehind { number, device: PathBuf::from(format!("/dev/ublkb{number}")), pool, object })
+    });
+    left.collect()
+}
+
+/// Removes devices of dead daemons whose pool is gone, too, and records of devices that are gone.
 pub fn clean_up() {
-    for entry in fs::read_dir(RECORDS).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let Some((pid, _, _)) = read_record(&path) else { continue };
-        let is_ours = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("forkdisk"));
-        let Some(number) = path.file_name().and_then(|name| name.to_str()?.parse().ok()).filter(|_| !is_ours) else {
+    for left in all_left_behind() {
+        if left.device.exists() && left.pool.exists() {
             continue;
-        };
-        if let Err(error) = ublk_forget(number) {
-            tracing::debug!(number, %error, "the kernel knows no such device any more");
         }
-        let _ = fs::remove_file(path);
+        if let Err(error) = ublk_forget(left.number) {
+            tracing::debug!(number = left.number, %error, "the kernel knows no such device any more");
+        }
+        let _ = fs::remove_file(Path::new(RECORDS).join(left.number.to_string()));
     }
 }

@@ -23,7 +23,7 @@ use serde::Serialize;
 
 pub use attach_lock::{alone, alone_at_once};
 pub use by_loop::{is_dead, private_mount};
-pub use by_ublk::{RECORDS, clean_up};
+pub use by_ublk::{LeftBehind, RECORDS, clean_up, left_behind};
 pub use links::{device_behind, is_inside, links_of, refresh};
 
 use crate::global::Global;
@@ -128,13 +128,13 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the process behind an attachment is gone, so that the device is useless.
+/// Returns whether the process behind an attachment is gone. A ublk device waits for the next daemon of its pool,
+/// others are useless.
 pub fn is_left_behind(attachment: &Attachment) -> bool {
     match attachment.by {
         Means::Loop => by_loop::is_left_behind(&attachment.device),
         Means::Nbd => by_nbd::is_left_behind(&attachment.device),
-        // The kernel removes the device when its daemon ends.
-        Means::Ublk => false,
+        Means::Ublk => by_ublk::is_left_behind(&attachment.device),
     }
 }
 

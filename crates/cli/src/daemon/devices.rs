@@ -13,10 +13,10 @@ use std::time::Duration;
 use forkdisk::{ErrorKind, Pool};
 use forkdisk_control::{Failure, params};
 use forkdisk_nbd::Export;
-use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_missing};
+use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_forget, ublk_missing};
 
 use super::exports::{Served, ServedExport};
-use crate::attach::{self, RECORDS};
+use crate::attach::{self, LeftBehind, RECORDS};
 
 /// Interval at which ending devices are counted; the next constant is the limit of the wait.
 const LOOK: Duration = Duration::from_millis(5);
@@ -65,24 +65,13 @@ impl Devices {
         let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
         let device = UblkDevice::add(&inner.runtime, size, read_only).await.map_err(|e| failed("a new device", e))?;
         let device = Rc::new(device);
-        let attached = Attached { object: attach.object.clone(), device: device.clone() };
-        let serving: Vec<_> = device
-            .places()
-            .map(|place| inner.runtime.spawn(serve(inner.pool.clone(), device.clone(), export.clone(), place)))
-            .collect();
-        inner.all.borrow_mut().push(attached);
+        self.serve(&device, &export, &attach.object);
         let shown = device.path().display().to_string();
         let begun = match note(&inner.path, &attach.object, &device.path()) {
             Ok(()) => device.start().await.map_err(|e| failed("starting the device", e)),
             Err(e) => Err(Failure::file(RECORDS, e)),
         };
-        let ending = self.clone();
-        inner.runtime.spawn(async move {
-            for place in serving {
-                place.await;
-            }
-            ending.ended(device).await;
-        });
+        drop(device);
         match begun {
             Ok(()) => {
                 tracing::info!(device = %shown, object = %attach.object, "attached");
@@ -93,6 +82,50 @@ impl Devices {
                 Err(failure)
             }
         }
+    }
+
+    /// Starts a task for each slot of a device.
+    fn serve(&self, device: &Rc<UblkDevice>, export: &Rc<ServedExport>, object: &str) {
+        let inner = &self.0;
+        let serving: Vec<_> = device
+            .places()
+            .map(|place| inner.runtime.spawn(serve(inner.pool.clone(), device.clone(), export.clone(), place)))
+            .collect();
+        inner.all.borrow_mut().push(Attached { object: object.to_string(), device: device.clone() });
+        let (ending, device) = (self.clone(), device.clone());
+        inner.runtime.spawn(async move {
+            for place in serving {
+                place.await;
+            }
+            ending.ended(device).await;
+        });
+    }
+
+    /// Serves the devices of this pool whose daemon has died: their requests have waited since.
+    pub async fn adopt(&self) {
+        for left in attach::left_behind(&self.0.path) {
+            let shown = left.device.display().to_string();
+            match self.recover(&left).await {
+                Ok(()) => tracing::warn!(device = %shown, object = %left.object, "its daemon had died: served again"),
+                Err(error) => {
+                    tracing::error!(device = %shown, object = %left.object, %error, "its daemon had died: removing it");
+                    let forgotten = ublk_forget(left.number);
+                    tracing::debug!(device = %shown, ?forgotten, "removed");
+                    let _ = fs::remove_file(record_of(&left.device));
+                }
+            }
+        }
+    }
+
+    async fn recover(&self, left: &LeftBehind) -> Result<(), Failure> {
+        let inner = &self.0;
+        let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
+        let export = Rc::new(forkdisk_nbd::Exports::open(&*inner.exports, &left.object)?);
+        let device = UblkDevice::recover(&inner.runtime, left.number).await.map_err(|e| failed("taking it over", e))?;
+        let device = Rc::new(device);
+        self.serve(&device, &export, &left.object);
+        note(&inner.path, &left.object, &left.device).map_err(|e| Failure::file(RECORDS, e))?;
+        device.resume().await.map_err(|e| failed("continuing", e))
     }
 
     /// Removes a device after all its request slots have ended.

@@ -231,6 +231,7 @@ async fn serve(
     let io_errors = IoErrorLog::default();
     let exports = Served { pool: pool.clone(), export_locks: export_locks.clone(), mounts: mounts.clone(), io_errors };
     let devices = Devices::new(runtime, path, exports.clone());
+    devices.adopt().await;
     let data = Server::new(runtime, exports.clone(), settings.data.clone());
     let disks = VhostServer::new(runtime, exports, settings.vhost_options());
     let clients = Clients { data: data.handle(), disks: disks.handle() };

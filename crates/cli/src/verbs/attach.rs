@@ -61,6 +61,9 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     attach::clean_up();
     let is_it = |other: &Attachment| other.pool == pool && other.object == address.name;
     if let Some(other) = attach::list().into_iter().find(is_it) {
+        if other.by == Means::Ublk && attach::is_left_behind(&other) {
+            return serve_again(&other, global);
+        }
         if attach::is_left_behind(&other) {
             tracing::warn!(device = %other.device.display(), "its daemon was killed: detaching it");
             attach::detach(global, &other)?;
@@ -86,6 +89,19 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     match global.output.json() {
         true => print_json(&attached),
         false => print_line(&attached.device.display().to_string()),
+    }
+}
+
+/// Lets a daemon serve a device again whose daemon has died.
+fn serve_again(attachment: &Attachment, global: &Global) -> Result<()> {
+    find_owner(global, &attachment.pool)?;
+    let device = attachment.device.display();
+    ensure!(!attach::is_left_behind(attachment), "{device} is not served again: see the log of the pool's daemon");
+    ensure!(attachment.device.exists(), "{device} could not be served again and was removed");
+    attach::refresh();
+    match global.output.json() {
+        true => print_json(attachment),
+        false => print_line(&device.to_string()),
     }
 }
 
