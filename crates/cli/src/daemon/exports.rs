@@ -55,6 +55,8 @@ impl Drop for ExportLock {
 #[derive(Clone)]
 pub struct Served {
     pub pool: Pool<UringDevice>,
+    /// Identity of the pool.
+    pub uuid: [u8; 16],
     pub export_locks: ExportLocks,
     pub mounts: Mounts,
     pub io_errors: IoErrorLog,
@@ -76,7 +78,7 @@ impl Exports for Served {
         let info = export.info();
         let id = self.pool.find(&info.name)?.id;
         let (mounts, io_errors) = (self.mounts.clone(), self.io_errors.clone());
-        Ok(ServedExport { export, id, serial: serial(&self.pool, id), read_only: info.read_only, mounts, io_errors })
+        Ok(ServedExport { export, id, serial: serial(&self.uuid, id), read_only: info.read_only, mounts, io_errors })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -106,8 +108,7 @@ pub struct ServedExport {
 const SERIAL_BYTES: usize = 20;
 
 /// Returns the serial number of a disk: the pool's identity and the number of the volume, which never changes.
-fn serial(pool: &Pool<UringDevice>, id: VolumeId) -> [u8; SERIAL_BYTES] {
-    let uuid = pool.info().uuid;
+fn serial(uuid: &[u8; 16], id: VolumeId) -> [u8; SERIAL_BYTES] {
     let pool_part: String = uuid[..4].iter().map(|byte| format!("{byte:02x}")).collect();
     let text = format!("{pool_part}-{:x}", id.0);
     let mut serial = [0; SERIAL_BYTES];

@@ -229,7 +229,8 @@ async fn serve(
     let export_locks = ExportLocks::default();
     let mounts = Mounts::new(runtime, pool);
     let io_errors = IoErrorLog::default();
-    let exports = Served { pool: pool.clone(), export_locks: export_locks.clone(), mounts: mounts.clone(), io_errors };
+    let (uuid, locks) = (pool.info().uuid, export_locks.clone());
+    let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };
     let devices = Devices::new(runtime, path, exports.clone());
     devices.adopt().await;
     let data = Server::new(runtime, exports.clone(), settings.data.clone());
