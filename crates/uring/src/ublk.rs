@@ -46,7 +46,7 @@ const COMMIT_AND_FETCH: u32 = command(0x21, 16);
 
 const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 const USER_COPY: u64 = 1 << 7;
-/// The device outlives its server: requests wait for the next one, and those in flight are sent to it again.
+/// The device outlives its server: requests are queued for the next one, and those in flight are sent to it again.
 const USER_RECOVERY: u64 = 1 << 3 | 1 << 4;
 
 const INFO: usize = 64;
@@ -155,18 +155,18 @@ impl UblkDevice {
         }
     }
 
-    /// Takes over device `number`, whose server has died. Its slots must be [fetched](Self::fetch); then
+    /// Takes over device `number` after its server was killed. Its slots must be [fetched](Self::fetch); then
     /// [`resume`](Self::resume) lets its requests arrive.
     ///
     /// # Errors
-    /// There is no such device, its server is alive, or it was made by a version that did not leave its devices behind.
+    /// There is no such device, it has a server, or it was made without this feature of the driver.
     pub async fn recover(rt: &Rt, number: u32) -> io::Result<UblkDevice> {
         let helper = Helper::default();
         let started = helper.run(move || {
             let start = Instant::now();
             loop {
                 match control(START_RECOVERY, number, &mut [], 0) {
-                    // The kernel still ends the requests of the dead server.
+                    // The kernel has not released the killed server yet.
                     Err(e) if e.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < Duration::from_secs(5) => {
                         std::thread::sleep(PAUSE);
                     }
@@ -278,7 +278,7 @@ impl UblkDevice {
         self.helper.run(move || control(START, number, &mut [], pid.into())).await
     }
 
-    /// Lets the requests of a [recovered](Self::recover) device arrive: first those that its dead server had taken.
+    /// Lets the requests of a [recovered](Self::recover) device arrive: first those that its killed server had taken.
     ///
     /// # Errors
     /// The kernel refuses it, for example as a slot is not served.
@@ -312,7 +312,7 @@ impl UblkDevice {
     }
 }
 
-/// Returns whether the server of device `number` has died and the device waits for another one.
+/// Returns whether device `number` has no server since its own was killed.
 ///
 /// # Errors
 /// There is no such device.
@@ -323,7 +323,7 @@ pub fn ublk_is_left(number: u32) -> io::Result<bool> {
     Ok(u16::from_ne_bytes([info[4], info[5]]) == QUIESCED)
 }
 
-/// Deletes device `number`, whose server has died.
+/// Deletes device `number` after its server was killed.
 ///
 /// # Errors
 /// There is no such device, or the kernel refuses it.

@@ -41,13 +41,10 @@ pub fn grow(device: &Path, size: u64) -> Result<()> {
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     let device = &attachment.device;
     if is_left_behind(device) {
-        // Requests wait for a daemon, so nothing can be written here.
+        // Requests are queued until there is a daemon, so nothing can be written here.
         let (pool, object) = (attachment.pool.display(), &attachment.object);
         let claimed = claim_as_it_is(device);
-        drop(
-            claimed
-                .with_context(|| format!("its daemon has died; `forkdisk attach {pool}/{object}` serves it again"))?,
-        );
+        drop(claimed.with_context(|| format!("it has no daemon; `forkdisk attach {pool}/{object}` serves it again"))?);
         ublk_forget(number_of(device)?).context("the ublk driver")?;
         let _ = fs::remove_file(Path::new(RECORDS).join(number_of(device)?.to_string()));
         ensure!(wait_until(|| !device.exists()), "{} does not go", device.display());
@@ -80,7 +77,7 @@ fn number_of(device: &Path) -> Result<u32> {
     u32::try_from(number(&name)).context("the number of the device")
 }
 
-/// A device whose daemon has died.
+/// A device without a daemon: its own was killed.
 pub struct LeftBehind {
     pub number: u32,
     pub device: PathBuf,
@@ -88,12 +85,12 @@ pub struct LeftBehind {
     pub object: String,
 }
 
-/// Returns the devices of `pool` whose daemon has died. Their requests wait for the pool's next daemon.
+/// Returns the devices of `pool` without a daemon. Their requests are queued until the pool has one again.
 pub fn left_behind(pool: &Path) -> Vec<LeftBehind> {
     all_left_behind().into_iter().filter(|left| left.pool == pool).collect()
 }
 
-/// Returns whether the daemon of a device has died.
+/// Returns whether the daemon of a device was killed.
 pub fn is_left_behind(device: &Path) -> bool {
     all_left_behind().iter().any(|left| left.device == device)
 }
@@ -110,7 +107,7 @@ fn all_left_behind() -> Vec<LeftBehind> {
     left.collect()
 }
 
-/// Removes devices of dead daemons whose pool is gone, too, and records of devices that are gone.
+/// Removes devices without a daemon and without a pool, and records of devices that do not exist.
 pub fn clean_up() {
     for left in all_left_behind() {
         if left.device.exists() && left.pool.exists() {

@@ -128,8 +128,8 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the process behind an attachment is gone. A ublk device waits for the next daemon of its pool,
-/// others are useless.
+/// Returns whether the process behind an attachment is gone. A ublk device is served again by the next daemon of its
+/// pool, others are useless.
 pub fn is_left_behind(attachment: &Attachment) -> bool {
     match attachment.by {
         Means::Loop => by_loop::is_left_behind(&attachment.device),

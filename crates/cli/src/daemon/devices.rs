@@ -101,14 +101,18 @@ impl Devices {
         });
     }
 
-    /// Serves the devices of this pool whose daemon has died: their requests have waited since.
+    /// Serves the devices of this pool that have no daemon since theirs was killed, and their queued requests.
     pub async fn adopt(&self) {
         for left in attach::left_behind(&self.0.path) {
             let shown = left.device.display().to_string();
             match self.recover(&left).await {
-                Ok(()) => tracing::warn!(device = %shown, object = %left.object, "its daemon had died: served again"),
+                Ok(()) => tracing::warn!(device = %shown, object = %left.object, "its daemon was killed: served again"),
+                Err(error) if error.kind != ErrorKind::NotFound => {
+                    // Its requests stay queued; `attach` tries again, `detach` removes it.
+                    tracing::error!(device = %shown, object = %left.object, %error, "a device without a daemon");
+                }
                 Err(error) => {
-                    tracing::error!(device = %shown, object = %left.object, %error, "its daemon had died: removing it");
+                    tracing::error!(device = %shown, object = %left.object, %error, "removed: its volume is gone");
                     let forgotten = ublk_forget(left.number);
                     tracing::debug!(device = %shown, ?forgotten, "removed");
                     let _ = fs::remove_file(record_of(&left.device));

@@ -92,7 +92,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     }
 }
 
-/// Lets a daemon serve a device again whose daemon has died.
+/// Starts a daemon for the pool of a device without one; the daemon serves the device again.
 fn serve_again(attachment: &Attachment, global: &Global) -> Result<()> {
     find_owner(global, &attachment.pool)?;
     let device = attachment.device.display();

@@ -153,6 +153,10 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
 /// Returns the settings of the vhost-user-blk server.
 fn vhost_user(config: &Configuration) -> Result<Option<VhostUser>> {
     let Some(dir) = config.path(&key::VHOST_USER) else { return Ok(None) };
+    let is_shared = config
+        .path(&key::SOCKET_DIR)
+        .is_some_and(|other| std::path::absolute(&other).ok() == std::path::absolute(&dir).ok());
+    ensure!(!is_shared, "socket_dir and vhost_user are the same folder, {}: each needs its own", dir.display());
     let volumes = Patterns::parse(config.word(&key::VHOST_USER_VOLUMES).unwrap_or_default())?;
     let queues = config.count(&key::VHOST_USER_QUEUES)?;
     ensure!(queues <= MAX_QUEUES, "vhost_user_queues is at most {MAX_QUEUES}");

@@ -1,6 +1,6 @@
 //! `vhost-user`: one volume or snapshot as a disk of a virtual machine, on a socket of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
@@ -60,10 +60,7 @@ pub fn run(args: VhostUserArgs, global: &Global) -> Result<ExitCode> {
         group: args.group,
         remove: args.remove,
     };
-    if !detach::is_detached()
-        && let Some(mut client) = session::daemon(global, &pool)?
-    {
-        client.call(disk, None, |_| {})?;
+    if !detach::is_detached() && ask_daemon(&disk, &pool, global)? {
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(!args.remove, "{}: no daemon serves this pool, so it has no socket", pool.display());
@@ -74,7 +71,20 @@ pub fn run(args: VhostUserArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     reserves::hold(&global.settings)?;
-    let settings = Settings { disk: Some(disk), ..serve::settings(&global.settings)? };
-    daemon::run(&pool, settings, global, |_| print_line(&format!("socket {}", socket.display())))?;
+    let settings = Settings { disk: Some(disk.clone()), ..serve::settings(&global.settings)? };
+    let announce = || print_line(&format!("socket {}", socket.display()));
+    let Err(error) = daemon::run(&pool, settings, global, |_| announce()) else { return Ok(ExitCode::SUCCESS) };
+    // Of several such commands at once one serves the pool, and the others ask it.
+    if !ask_daemon(&disk, &pool, global)? {
+        return Err(error);
+    }
+    announce()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Requests the socket of the pool's daemon; returns false if there is none.
+fn ask_daemon(disk: &params::VhostUser, pool: &Path, global: &Global) -> Result<bool> {
+    let Some(mut client) = session::daemon(global, pool)? else { return Ok(false) };
+    client.call(disk.clone(), None, |_| {})?;
+    Ok(true)
 }

@@ -94,6 +94,8 @@ fn sockets_follow_the_volumes_that_a_pattern_names() {
     server.stop();
     let message = lab.run(&["serve", POOL, "--vhost-user", "vm", "--vhost-user-queues", "65"]).refused();
     assert!(message.contains("at most 64"), "{message}");
+    let message = lab.run(&["serve", POOL, "--vhost-user", "vm", "--socket-dir", "./vm"]).refused();
+    assert!(message.contains("the same folder"), "{message}");
 }
 
 #[test]
@@ -335,5 +337,49 @@ fn one_disk_is_served_without_a_daemon() {
     drop(guest);
     lab.ok(&["stop", POOL]);
     assert!(!lab.path("a.vm").exists());
+    lab.assert_clean();
+}
+
+#[test]
+fn several_disks_of_an_idle_pool_are_served_by_one_daemon() {
+    let lab = Lab::with_pool("64M");
+    let names = ["a", "b", "c", "d"];
+    for name in names {
+        lab.import(name, &noise(name.as_bytes()[0].into(), 1 << 20));
+    }
+    std::thread::scope(|scope| {
+        for name in names {
+            let lab = &lab;
+            scope.spawn(move || {
+                lab.ok(&["vhost-user", &format!("pool.img/{name}"), &format!("{name}.vm"), "--daemon"]);
+            });
+        }
+    });
+    for name in names {
+        let mut guest = Guest::connect(&lab.path(&format!("{name}.vm")), 1, 64, 1 << 16).unwrap();
+        let expected = noise(name.as_bytes()[0].into(), 1 << 20)[..PAGE].to_vec();
+        assert_eq!(guest.request(IN, 0, &[], PAGE).unwrap(), (OK, expected));
+    }
+    wait_until("all front ends have gone", || lab.run(&["stop", POOL]).status.success());
+    lab.assert_clean();
+}
+
+#[test]
+fn a_full_pool_is_an_error_of_the_request_and_space_ends_it() {
+    let lab = Lab::with_pool("32M");
+    lab.ok(&["create", "pool.img/a", "--size", "64M"]);
+    let server = serve(&lab, &["--when-full", "error"]);
+    let mut guest = connect(&lab, "a");
+    let mib = |n: u64| noise(n, 1 << 20);
+    let full = (0..64).find(|n| guest.request(OUT, n * 2048, &mib(*n), 0).unwrap().0 != OK).unwrap();
+    assert!((8..32).contains(&full), "{full} MiB of 32 were written");
+    assert_eq!(guest.request(FLUSH, 0, &[], 0).unwrap().0, OK);
+    for n in 0..full {
+        assert_eq!(guest.request(IN, n * 2048, &[], 1 << 20).unwrap(), (OK, mib(n)));
+    }
+    lab.ok(&["grow", POOL, "--size", "128M"]);
+    assert_eq!(guest.request(OUT, full * 2048, &mib(full), 0).unwrap().0, OK);
+    drop(guest);
+    server.stop();
     lab.assert_clean();
 }

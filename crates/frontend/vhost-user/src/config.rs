@@ -21,7 +21,7 @@ pub const MAX_RANGES: u32 = 64;
 const MAX_RANGE_SECTORS: u32 = 1 << 22;
 /// Offset of the byte that chooses the mode of the write cache.
 pub const WRITEBACK_OFFSET: usize = 32;
-/// Bytes of the space; front ends ask for at most 60 of them today.
+/// Bytes of the space. The fields end at byte 60.
 const CONFIG_BYTES: usize = 256;
 const PAGE_BYTES: u32 = 4096;
 

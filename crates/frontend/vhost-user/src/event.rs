@@ -27,14 +27,14 @@ impl WakeCell {
     }
 }
 
-/// Something that other tasks wait for: they look again after every change.
+/// A condition that several tasks wait for. It is checked again after every change.
 #[derive(Default)]
 pub struct Changes {
     waiting: RefCell<Vec<Waker>>,
 }
 
 impl Changes {
-    /// Lets all waiting tasks look again.
+    /// Lets all waiting tasks check again.
     pub fn wake(&self) {
         let waiting = self.waiting.take();
         waiting.into_iter().for_each(Waker::wake);

@@ -1,6 +1,6 @@
 //! The memory of a guest, as the front end shares it: mapped regions and the translation of addresses.
 //!
-//! The front end may shorten a file whose memory is mapped here. Accesses then find zeroes, and the memory counts as
+//! The front end may shorten a file that is mapped here. Accesses then find zeroes, and the memory counts as
 //! lost (`forkdisk_uring::MemoryGuard`).
 
 use std::cell::Cell;
@@ -94,7 +94,7 @@ impl Drop for Charge {
     }
 }
 
-/// One region: where it lies for the guest, and in the front end's own addresses.
+/// One region: its address for the guest, and its address in the front end.
 struct Region {
     guest: u64,
     user: u64,

@@ -1,4 +1,4 @@
-//! Memory that outlives the server and says which requests of a queue it had taken and not answered
+//! Memory that outlives the server, with the requests of a queue that it had taken and not answered
 //! (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). The front end keeps it and passes it to the next server.
 //!
 //! The layout of a queue's part is that of the specification for split virtqueues: a header, then a state for each
@@ -183,7 +183,7 @@ mod tests {
             queue.take(3);
             queue.take(4);
             queue.answering(3);
-            // The used ring goes from 10 to 11 here, if the server lives that long.
+            // The used ring goes from 10 to 11 here, if the server was not killed before.
             let used = if stop == 0 { 10 } else { 11 };
             if stop == 2 {
                 queue.answered(3, used);

@@ -142,7 +142,7 @@ impl<X: Disks> Running<X> {
         }
     }
 
-    /// Replaces the descriptor by which the front end learns that the queue is broken.
+    /// Replaces the descriptor by which the front end is notified that the queue is broken.
     pub fn set_fault(&self, fault: Option<Rc<EventFd>>) {
         *self.fault.borrow_mut() = fault;
     }
@@ -322,7 +322,7 @@ impl<X: Disks> Running<X> {
         Ok(())
     }
 
-    /// Notifies the guest of answers, if it wants that.
+    /// Notifies the guest of answers, unless its driver declines that.
     fn announce(&self) -> Result<(), Broken> {
         if !self.unannounced.replace(false) {
             return Ok(());

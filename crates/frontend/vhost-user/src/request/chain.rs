@@ -123,7 +123,7 @@ pub fn take_last_byte(pieces: &mut Pieces) -> Option<GuestAddress> {
     }
 }
 
-/// A part of the guest's memory lies where it has none.
+/// A piece is not inside of the guest's memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OutsideMemory;
 

@@ -1,5 +1,5 @@
-//! Messages on the socket: received with their files, and replies sent. A peer that sends or takes half a message is
-//! given up after a while.
+//! Messages on the socket: received with their files, and replies sent. A connection with half a message, in either
+//! direction, is closed after a while.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -36,7 +36,7 @@ pub enum Closed {
     TooManyFiles,
     #[error("half of a message for {0:?}")]
     Stalled(Duration),
-    #[error("the front end does not take its replies")]
+    #[error("the front end does not read its replies")]
     NotReading,
     #[error("{request}: {why}")]
     Refused { request: String, why: String },
@@ -49,7 +49,7 @@ pub enum Closed {
 pub struct Message {
     /// Number of the request.
     pub code: u32,
-    /// The front end wants a reply even if the request has none.
+    /// A reply is requested even if the request has none of its own.
     pub needs_reply: bool,
     pub body: Vec<u8>,
     pub files: Vec<ForeignFile>,
@@ -61,7 +61,7 @@ impl Message {
         let mut value = T::default();
         let (found, wanted) = (self.body.len(), value.as_slice().len());
         if found != wanted {
-            return Err(format!("{found} bytes where {wanted} belong"));
+            return Err(format!("the body has {found} bytes, not {wanted}"));
         }
         value.as_mut_slice().copy_from_slice(&self.body);
         Ok(value)
@@ -71,7 +71,7 @@ impl Message {
     pub fn file(&mut self) -> Result<ForeignFile, String> {
         match self.files.len() {
             1 => Ok(self.files.remove(0)),
-            count => Err(format!("{count} files where one belongs")),
+            count => Err(format!("the message has {count} files, not one")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One front end, from its connection to the answer of its last request: the messages of the vhost-user protocol.
 //!
-//! Messages are processed one after the other. A message that is refused ends the session, unless the front end asks
-//! for a reply to each: then it gets the refusal.
+//! Messages are processed one after the other. A message that is refused ends the session, unless it requests
+//! a reply: then the refusal is the reply.
 
 mod message;
 mod vring;
@@ -38,7 +38,7 @@ use crate::queue::{Device, Inflight};
 use message::{Message, encode, receive, send, send_with};
 use vring::{Addresses, MAX_QUEUE_SIZE, Vring};
 
-/// Bit of the number of a queue that says that no file comes with it.
+/// Bit of the number of a queue: no file comes with the message.
 const WITHOUT_FILE_FLAG: u64 = 1 << 8;
 
 /// A session, as the server sees it.

@@ -84,7 +84,7 @@ impl<X: Disks> Vring<X> {
         self.running.as_ref().map_or(Ok(()), |running| running.change(|queue| place(queue, addresses, memory)))
     }
 
-    /// Sets the descriptor by which the guest says that there are requests.
+    /// Sets the descriptor by which the guest notifies of requests.
     pub fn set_kick(&mut self, kick: EventFd) -> Result<(), String> {
         self.check_stopped()?;
         self.kick = Some(Rc::new(kick));
