@@ -69,6 +69,7 @@ enum Verb {
     Attach(verbs::attach::AttachArgs),
     Detach(verbs::detach::DetachArgs),
     VhostUser(verbs::vhost_user::VhostUserArgs),
+    Upgrade(verbs::upgrade::UpgradeArgs),
     Stop(verbs::stop::StopArgs),
     Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
@@ -162,6 +163,7 @@ impl Cli {
             Verb::Top(args) => verbs::top::run(args, global),
             Verb::Attach(args) => verbs::attach::run(args, global),
             Verb::Detach(args) => verbs::detach::run(args, global),
+            Verb::Upgrade(args) => verbs::upgrade::run(args, global),
             Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Config(_) => verbs::config::run(global),
 

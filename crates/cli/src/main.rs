@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         // A listing that is read only in part is no failure (`forkdisk list | head`).
         Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
+            daemon::hand_over::tell_failure(&format!("{error:#}"));
             match json {
                 true => eprintln!("{}", refusal::as_json(&error)),
                 false => eprintln!("forkdisk: {error:#}"),
@@ -88,6 +89,7 @@ fn usage(error: clap::Error) -> ExitCode {
     };
     let text = told.unwrap_or_else(|| error.to_string());
     let text = text.strip_prefix("error: ").unwrap_or(&text);
+    daemon::hand_over::tell_failure(text);
     match refusal::wants_json(std::env::args()) {
         true => eprintln!("{}", refusal::usage_as_json(text)),
         false => eprint!("forkdisk: {text}"),

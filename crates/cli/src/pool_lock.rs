@@ -9,11 +9,12 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use forkdisk_control::runtime_dir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -55,6 +56,19 @@ impl PoolLock {
                 false => Err(error),
             }
         })
+    }
+
+    /// Continues to hold a lock that another process has [passed on](Self::pass_on).
+    pub fn inherit(fd: OwnedFd, path: &Path, access: Access) -> Result<PoolLock> {
+        let file = File::from(fd);
+        let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).context("the lock of the pool")?;
+        note(&file, path, access);
+        Ok(PoolLock { held: Some((file, name)) })
+    }
+
+    /// Returns the lock for another process; this one does not release it any more.
+    pub fn pass_on(mut self) -> Option<OwnedFd> {
+        self.held.take().map(|(file, _)| file.into())
     }
 
     /// Locks the pool at `path`. The error names the holding process and its path. A file that is

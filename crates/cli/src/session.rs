@@ -186,9 +186,13 @@ pub fn open_device_of_copy(runtime: &Rt, path: &Path) -> Result<(UringDevice, Po
     Ok((device_of(runtime, path, Access::Write)?, PoolLock::take_copy(path)?))
 }
 
+/// Returns the options for the device under a pool.
+pub fn device_options(access: Access) -> DeviceOptions {
+    DeviceOptions::default().with_read_only(access == Access::Read)
+}
+
 fn device_of(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
-    let options = DeviceOptions::default().with_read_only(access == Access::Read);
-    UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
+    UringDevice::open(runtime, path, &device_options(access)).map_err(|e| owner::explain(path, e))
 }
 
 /// As [`open_device`], but waits for verbs that have the pool open; `open` makes one attempt.

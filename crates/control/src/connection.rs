@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forkdisk_uring::Stream;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::Call;
@@ -42,6 +43,9 @@ pub struct Shared {
     pub options: ServerOptions,
     /// Raised by `stop`: no further request is read, and verbs that can be undone end.
     pub stop: Event,
+    /// Connections are passed on to another process instead of being closed.
+    pub is_leaving: Cell<bool>,
+    pub passed: RefCell<Vec<PassedPeer>>,
     /// The task that waits until the state of a peer has changed.
     pub changed: Cell<Option<std::task::Waker>>,
 }
@@ -55,19 +59,48 @@ impl Shared {
     }
 }
 
+/// A connection on its way to another process of the server. `F` stands for its files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PassedPeer<F = OwnedFd> {
+    /// The socket.
+    pub socket: F,
+    /// Received bytes that belong to no request that was carried out.
+    pub received: Vec<u8>,
+    /// Descriptors that came with them.
+    pub files: Vec<F>,
+    /// Id of the request to upgrade, which the other process answers.
+    pub upgrade: Option<Value>,
+}
+
+impl<F> PassedPeer<F> {
+    /// Converts all files.
+    pub fn map<G>(self, convert: &mut impl FnMut(F) -> G) -> PassedPeer<G> {
+        let PassedPeer { socket, received, files, upgrade } = self;
+        let socket = convert(socket);
+        PassedPeer { socket, received, files: files.into_iter().map(convert).collect(), upgrade }
+    }
+}
+
 /// State of one connection, as the server sees it.
 pub struct Peer {
     stream: Stream,
     busy: Cell<bool>,
     /// The request under way is `stop`: the peer waits until the daemon has ended.
     stopping: Cell<bool>,
+    /// The request under way is `upgrade`.
+    upgrading: Cell<bool>,
     cancelled: RefCell<Arc<AtomicBool>>,
 }
 
 impl Peer {
     pub fn new(stream: Stream) -> Rc<Peer> {
-        let (busy, stopping, cancelled) = Default::default();
-        Rc::new(Peer { stream, busy, stopping, cancelled })
+        let (busy, stopping, upgrading, cancelled) = Default::default();
+        Rc::new(Peer { stream, busy, stopping, upgrading, cancelled })
+    }
+
+    /// Whether the request under way is to upgrade.
+    pub fn upgrades(&self) -> bool {
+        self.upgrading.get()
     }
 
     /// Whether a request is under way.
@@ -98,12 +131,31 @@ pub enum Closed {
     Io(#[from] io::Error),
 }
 
+/// What another process has received of a peer.
+#[derive(Default)]
+pub struct Received {
+    pub bytes: Vec<u8>,
+    pub files: Vec<OwnedFd>,
+}
+
 /// Serves one peer until it has gone or the server stops.
-pub async fn serve(shared: &Shared, peer: &Peer) -> Result<(), Closed> {
-    let mut inbox = Inbox { stream: peer.stream.clone(), bytes: Vec::new(), seen: 0, files: VecDeque::new() };
+pub async fn serve(shared: &Shared, peer: &Peer, earlier: Received) -> Result<(), Closed> {
+    let Received { bytes, files } = earlier;
+    let mut inbox = Inbox { stream: peer.stream.clone(), bytes, seen: 0, files: files.into() };
+    let upgrade = converse(shared, peer, &mut inbox).await?;
+    if shared.is_leaving.get() {
+        let (socket, received, files) = (peer.stream.pass_on()?, inbox.bytes, inbox.files.into());
+        shared.passed.borrow_mut().push(PassedPeer { socket, received, files, upgrade });
+    }
+    Ok(())
+}
+
+/// Carries out the requests of a peer until it has gone or the server stops. Returns the id of a request to upgrade,
+/// which another process answers.
+async fn converse(shared: &Shared, peer: &Peer, inbox: &mut Inbox) -> Result<Option<Value>, Closed> {
     loop {
         let line = match shared.stop.unless(inbox.line(shared.options.max_message)).await {
-            None | Some(Ok(None)) => return Ok(()),
+            None | Some(Ok(None)) => return Ok(None),
             Some(Ok(Some(line))) => line,
             Some(Err(Closed::TooLong(most))) => {
                 let error = RpcError::new(ErrorCode::TOO_LONG, format!("a message has at most {most} bytes"));
@@ -118,14 +170,25 @@ pub async fn serve(shared: &Shared, peer: &Peer) -> Result<(), Closed> {
         }
         match message::parse(&line) {
             Incoming::One(item) => {
-                if let Some(answer) = handle(shared, peer, &mut inbox, item).await {
+                let id = item.id.clone();
+                let upgrades = matches!(item.request, Ok(Request::Upgrade(_)));
+                let answer = handle(shared, peer, inbox, item).await;
+                if upgrades && answer.as_ref().is_some_and(|answer| answer.get("result").is_some()) {
+                    shared.stop.wait().await;
+                    return Ok(id);
+                }
+                if let Some(answer) = answer {
                     send(shared, peer, &answer).await?;
                 }
             }
             Incoming::Batch(items) => {
                 let mut answers = Vec::new();
-                for item in items {
-                    answers.extend(handle(shared, peer, &mut inbox, item).await);
+                for mut item in items {
+                    if matches!(item.request, Ok(Request::Upgrade(_))) {
+                        let text = "upgrade cannot be a part of a batch: another process answers it";
+                        item.request = Err(RpcError::new(ErrorCode::REQUEST, text));
+                    }
+                    answers.extend(handle(shared, peer, inbox, item).await);
                 }
                 if !answers.is_empty() {
                     send(shared, peer, &Value::Array(answers)).await?;
@@ -135,7 +198,7 @@ pub async fn serve(shared: &Shared, peer: &Peer) -> Result<(), Closed> {
     }
 }
 
-async fn send(shared: &Shared, peer: &Peer, message: &Value) -> Result<(), Closed> {
+pub async fn send(shared: &Shared, peer: &Peer, message: &Value) -> Result<(), Closed> {
     let sent = peer.stream.send_vectored(vec![message::line(message).into()]);
     match shared.session.runtime.timeout(shared.options.send_timeout, sent).await {
         Ok((result, _)) => Ok(result?),
@@ -150,9 +213,11 @@ async fn handle(shared: &Shared, peer: &Peer, inbox: &mut Inbox, item: Item) -> 
         Ok(request) => {
             peer.busy.set(true);
             peer.stopping.set(matches!(request, Request::Stop(_)));
+            peer.upgrading.set(matches!(request, Request::Upgrade(_)));
             let outcome = carry_out(shared, peer, inbox, request, item.id.as_ref()).await;
             peer.busy.set(false);
             peer.stopping.set(false);
+            peer.upgrading.set(false);
             shared.wake();
             outcome
         }

@@ -39,6 +39,7 @@ mod window;
 
 pub use call::Call;
 pub use client::Client;
+pub use connection::PassedPeer;
 pub use declared::{Declaration, Field};
 pub use event::Event;
 pub use failure::{Failure, FailureKind};
@@ -49,7 +50,7 @@ pub use origins::{attach_origins, detach_origins};
 pub use perform::{gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
-    Status, Usage, VolumeRecord,
+    Status, Upgraded, Usage, VolumeRecord,
 };
 pub use schema::schema;
 pub use server::{Server, ServerHandle};

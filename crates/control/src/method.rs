@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::declared::{Declaration, Declared};
 use crate::reply::{
-    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Usage, VolumeRecord,
+    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Upgraded, Usage,
+    VolumeRecord,
 };
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
@@ -345,6 +346,13 @@ pub mod params {
             #[serde(default)]
             remove: bool,
         }
+        /// Replaces the program of the daemon by another version of it, which continues all connections, mounts and
+        /// devices. Answered by the new program. Fails with `busy` while another verb is under way. After any failure
+        /// the daemon goes on as before.
+        Upgrade {
+            /// Absolute path of the new program.
+            program: String,
+        }
         /// Ends the daemon; answered when the pool is closed. Fails with `busy` while clients are connected.
         Stop {
             /// Disconnect clients, after their requests in flight have been answered.
@@ -405,6 +413,7 @@ macro_rules! each_method {
             "attach" Attach => Device, host::attach;
             "detach" Detach => Done, host::detach;
             "vhost-user" VhostUser => Done, host::vhost_user;
+            "upgrade" Upgrade => Upgraded, host::upgrade;
             "stop" Stop => Done, host::stop;
         }
     };

@@ -344,6 +344,25 @@ pub struct Status {
     pub until_detached: bool,
 }
 
+/// What an upgrade did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Process id of the new program.
+    pub pid: u32,
+    /// Version of the new program.
+    pub version: String,
+    /// How long no request was carried out, in milliseconds.
+    pub pause_ms: u64,
+    /// Clients of exports and disks, and control connections, that were continued.
+    pub connections: usize,
+    /// Encrypted clients that were disconnected.
+    pub disconnected: usize,
+    /// Mounts that were continued.
+    pub mounts: usize,
+    /// Block devices of the ublk driver that are continued.
+    pub devices: usize,
+}
+
 /// A client of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRecord {

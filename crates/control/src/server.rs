@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use forkdisk_uring::{Rt, Stream, UnixListener};
 use serde_json::Value;
 
-use crate::connection::{self, Peer, Shared};
+use crate::connection::{self, PassedPeer, Peer, Received, Shared};
+use crate::failure::Failure;
 use crate::message::{self, ErrorCode, RpcError};
+use crate::reply::Upgraded;
 use crate::server_options::ServerOptions;
 use crate::session::Session;
 
@@ -47,6 +49,21 @@ impl ServerHandle {
     pub fn stop(&self) {
         self.state.shared.stop.raise();
         self.state.peers.borrow().iter().for_each(|peer| peer.cancel());
+    }
+
+    /// Returns whether a request other than that to upgrade is under way.
+    pub fn is_busy(&self) -> bool {
+        self.state.peers.borrow().iter().any(|peer| peer.is_busy() && !peer.upgrades())
+    }
+
+    /// Stops reading requests and returns all connections for another process, which continues them with
+    /// [`Server::resume`]. Called when no request but that to upgrade is under way.
+    pub async fn pass_on(&self) -> Vec<PassedPeer> {
+        let shared = &self.state.shared;
+        shared.is_leaving.set(true);
+        shared.stop.raise();
+        self.gone().await;
+        shared.passed.take()
     }
 
     /// Waits until every request under way has ended, except `stop` requests.
@@ -96,7 +113,9 @@ impl Server {
     /// Creates a server for verbs on `session`.
     pub fn new(session: Session, options: ServerOptions) -> Server {
         let (stop, changed, peers, reserve, told) = Default::default();
-        let state = State { shared: Shared { session, options, stop, changed }, peers, reserve, told };
+        let (is_leaving, passed) = Default::default();
+        let shared = Shared { session, options, stop, is_leaving, passed, changed };
+        let state = State { shared, peers, reserve, told };
         state.refill();
         Server { state: Rc::new(state) }
     }
@@ -137,11 +156,32 @@ impl Server {
             drop(self.state.rt().spawn(async move { drop(rt.timeout(limit, sent).await) }));
             return;
         }
+        self.begin(stream, Received::default(), None);
+    }
+
+    /// Continues a connection of another process, and answers the request to upgrade if that was the peer's.
+    pub fn resume(&self, passed: PassedPeer, upgraded: Result<Upgraded, Failure>) {
+        let stream = Stream::from_fd(self.state.rt(), passed.socket);
+        let answer = |id| message::answer(&id, upgraded.map_err(RpcError::from));
+        let (first, earlier) = (passed.upgrade.map(answer), Received { bytes: passed.received, files: passed.files });
+        self.begin(stream, earlier, first);
+    }
+
+    fn begin(&self, stream: Stream, earlier: Received, first: Option<Value>) {
         let peer = Peer::new(stream);
         self.state.peers.borrow_mut().push(peer.clone());
         let place = Place { state: self.state.clone(), peer };
         drop(self.state.rt().spawn(async move {
-            if let Err(error) = connection::serve(&place.state.shared, &place.peer).await {
+            let shared = &place.state.shared;
+            let answered = match &first {
+                Some(answer) => connection::send(shared, &place.peer, answer).await,
+                None => Ok(()),
+            };
+            let ended = match answered {
+                Ok(()) => connection::serve(shared, &place.peer, earlier).await,
+                Err(closed) => Err(closed),
+            };
+            if let Err(error) = ended {
                 tracing::warn!("closed a control connection: {error}");
             }
         }));

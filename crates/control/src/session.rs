@@ -72,6 +72,12 @@ pub trait Host {
         Box::pin(async {})
     }
 
+    /// Starts `program` to take over from the daemon; resolves when it is ready to. The daemon then passes on all
+    /// connections ([`ServerHandle::pass_on`](crate::ServerHandle::pass_on)).
+    fn upgrade(&self, _program: String) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
     /// Starts to end the daemon; resolves when the pool is closed. Refused while clients are
     /// connected, unless `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;

@@ -44,6 +44,7 @@ setters! {
         with_commit_interval commit_interval: Duration,
         with_host host: impl Into<Option<HostIdentity>>,
         with_clock clock: Option<fn() -> i64>,
+        with_keep_removed keep_removed: bool,
     }
     CreateOptions {
         with_chunk chunk: u64,

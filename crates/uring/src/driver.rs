@@ -27,6 +27,7 @@ use slab::Slab;
 use crate::config::Config;
 use crate::handle::Handle;
 use crate::helper::Helper;
+use crate::net::Listeners;
 use crate::op::{Op, Step, Work};
 use crate::setup;
 use crate::sys;
@@ -46,6 +47,7 @@ pub(crate) struct Driver {
     pub(crate) timers: RefCell<Timers>,
     /// Runs system calls that the ring does not have.
     pub(crate) helper: Helper,
+    pub(crate) listeners: Listeners,
     wake: Arc<OwnedFd>,
     closed: Cell<bool>,
 }
@@ -70,6 +72,7 @@ impl Driver {
             registered,
             timers: RefCell::new(Timers::default()),
             helper: Helper::default(),
+            listeners: Listeners::default(),
             wake,
             closed: Cell::new(false),
         };
@@ -80,7 +83,7 @@ impl Driver {
     /// Queues all entries of `work`; they reach the kernel at the end of this turn of the loop.
     pub(crate) fn start(self: &Rc<Self>, file: &Rc<Handle>, work: Work) -> Ticket {
         let parts = work.parts();
-        let mut op = Op { work, file: file.clone(), waker: None, pending: 0, result: 0, abandoned: false };
+        let mut op = Op { work, file: file.clone(), waker: None, pending: 0, result: 0, ends: false, abandoned: false };
         if self.closed.get() {
             op.result = -libc::ESHUTDOWN;
             return Ticket { driver: self.clone(), key: Some(self.ops.borrow_mut().insert(op)) };
@@ -124,7 +127,7 @@ impl Driver {
     fn complete(&self, key: usize, part: usize, result: i32) {
         let mut ops = self.ops.borrow_mut();
         let op = &mut ops[key];
-        match op.work.step(part, result, &op.file, op.abandoned) {
+        match op.work.step(part, result, &op.file, op.ends || op.abandoned) {
             Step::Again(entry) => {
                 let entry = entry.user_data((part as u64) << 32 | key as u64);
                 return self.queue.borrow_mut().push(entry);
@@ -139,7 +142,7 @@ impl Driver {
         if op.abandoned {
             let op = ops.remove(key);
             drop(ops);
-            discard(op);
+            self.discard(op);
         } else if let Some(waker) = op.waker.take() {
             drop(ops);
             waker.wake();
@@ -168,6 +171,37 @@ impl Driver {
     fn cancel(&self, key: usize) {
         let entry = opcode::AsyncCancel::new(key as u64).build();
         self.queue.borrow_mut().push(entry.user_data(IGNORE_ID));
+    }
+
+    /// Ends operations in flight on a file with `ECANCELED`: its send, or its receive and waits for readiness. Their
+    /// tasks stay; what was transferred before counts.
+    pub(crate) fn interrupt(&self, file: &Rc<Handle>, send: bool) {
+        let is_meant = |work: &Work| match work {
+            Work::Send(_) => send,
+            Work::Recv { .. } | Work::Readable => !send,
+            _ => false,
+        };
+        let is_it = |op: &Op| op.pending > 0 && Rc::ptr_eq(&op.file, file) && is_meant(&op.work);
+        let keys: Vec<usize> = self.ops.borrow().iter().filter(|(_, op)| is_it(op)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.ops.borrow_mut()[key].ends = true;
+            self.cancel(key);
+        }
+    }
+
+    /// Returns whether an accept is in flight.
+    pub(crate) fn is_accepting(&self) -> bool {
+        self.ops.borrow().iter().any(|(_, op)| op.pending > 0 && matches!(op.work, Work::Accept))
+    }
+
+    /// Drops an operation whose ticket is gone, and its result.
+    fn discard(&self, op: Op) {
+        if matches!(op.work, Work::Accept) && op.result >= 0 {
+            let connection = sys::own(op.result);
+            let Some(connection) = self.listeners.keep(&op.file, connection) else { return };
+            // As at every end of a connection; fails if the peer closed it first.
+            let _ = sys::shutdown(connection.as_fd(), Shutdown::Both);
+        }
     }
 
     /// Shuts down: waits for requests to disks, cancels all others. Nothing can be started
@@ -201,15 +235,6 @@ impl Driver {
 
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
-}
-
-/// Drops an operation whose ticket is gone, and its result.
-fn discard(op: Op) {
-    if matches!(op.work, Work::Accept) && op.result >= 0 {
-        let connection = sys::own(op.result);
-        // As at every end of a connection; fails if the peer closed it first.
-        let _ = sys::shutdown(connection.as_fd(), Shutdown::Both);
-    }
 }
 
 impl Queue {
@@ -310,7 +335,7 @@ impl Drop for Ticket {
         if op.pending == 0 {
             let op = ops.remove(key);
             drop(ops);
-            return discard(op);
+            return self.driver.discard(op);
         }
         op.abandoned = true;
         let waker = op.waker.take();

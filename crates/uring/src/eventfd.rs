@@ -119,6 +119,12 @@ impl EventFd {
     }
 }
 
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.fd()
+    }
+}
+
 impl Drop for EventFd {
     fn drop(&mut self) {
         if let Some(raiser) = self.raiser.take() {

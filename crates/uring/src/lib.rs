@@ -50,7 +50,9 @@ pub use freeze::{freeze, thaw};
 pub use guarded_memory::MemoryGuard;
 pub use inherited::{Inherited, inherited};
 pub use loop_device::{abandon_loop, attach_loop, detach_loop, resize_loop};
-pub use net::{Accept, ByteStream, Piece, SocketAccess, Stream, TcpListener, UnixListener};
+pub use net::{
+    Accept, ByteStream, PassedListener, Piece, SocketAccess, Stream, TcpListener, UnixListener, is_interrupted,
+};
 pub use shared_memory::SharedMemory;
 pub use signal::Signals;
 pub use sys::PeerCred;

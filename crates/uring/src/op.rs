@@ -38,6 +38,8 @@ pub(crate) struct Op {
     pub(crate) pending: u32,
     /// Result of the operation: a negative errno or a count. The first error is kept.
     pub(crate) result: i32,
+    /// It is to end as it is, instead of being continued.
+    pub(crate) ends: bool,
     /// The ticket was dropped.
     pub(crate) abandoned: bool,
 }
@@ -151,15 +153,15 @@ impl Work {
         }
     }
 
-    /// Processes the result of entry `part`.
-    pub(crate) fn step(&mut self, part: usize, result: i32, file: &Handle, abandoned: bool) -> Step {
+    /// Processes the result of entry `part`. `ends`: it is not to be continued.
+    pub(crate) fn step(&mut self, part: usize, result: i32, file: &Handle, ends: bool) -> Step {
         match self {
             Work::Transfer(t) => t.step(part, result, file),
-            _ if result == -libc::EINTR && !(abandoned && self.is_cancellable()) => Step::Again(self.entry(part, file)),
+            _ if result == -libc::EINTR && !(ends && self.is_cancellable()) => Step::Again(self.entry(part, file)),
             Work::Send(message) if result >= 0 => match message.advance(result as usize) {
                 0 => Step::Done(0),
                 _ if result == 0 => Step::Done(-libc::EPIPE),
-                _ if abandoned => Step::Done(-libc::ECANCELED),
+                _ if ends => Step::Done(-libc::ECANCELED),
                 _ => Step::Again(self.entry(part, file)),
             },
             _ => Step::Done(result),

@@ -32,6 +32,15 @@ impl Signals {
         self.is_last.set(true);
     }
 
+    /// Sends signals that have not been received to another process, and [ignores](Self::ignore_from_now_on) further
+    /// ones.
+    pub fn pass_on(&self, pid: u32) {
+        self.ignore_from_now_on();
+        while let Ok(Some(signal)) = sys::signalfd_next(self.handle.fd()) {
+            sys::send_signal(pid, signal);
+        }
+    }
+
     /// Waits for the next signal. Pending signals with the same number count once.
     ///
     /// # Errors

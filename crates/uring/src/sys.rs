@@ -467,6 +467,18 @@ impl SockAddr {
     }
 }
 
+/// Sends a signal to a process, if there is one.
+pub(crate) fn send_signal(pid: u32, signal: c_int) {
+    // SAFETY: takes no pointers.
+    let _ = unsafe { libc::kill(pid as libc::pid_t, signal) };
+}
+
+/// Returns whether an open file uses direct I/O.
+pub(crate) fn is_direct(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: takes no pointers.
+    Ok(check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })? & libc::O_DIRECT != 0)
+}
+
 /// Switches direct I/O on or off for an open file.
 pub(crate) fn set_direct(fd: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
     // SAFETY: takes no pointers.

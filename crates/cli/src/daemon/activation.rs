@@ -3,12 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use forkdisk_uring::{Inherited, inherited};
+use forkdisk_uring::{Inherited, Rt, inherited};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, getsockname};
 
 /// The name of the control socket; other names are data sockets (`FileDescriptorName=`).
-const CONTROL: &str = "control";
+pub const CONTROL: &str = "control";
+/// A name of data sockets.
+pub const DATA: &str = "data";
 
 /// Sockets that were passed.
 #[derive(Default)]
@@ -19,10 +21,13 @@ pub struct Activated {
     pub control: Option<OwnedFd>,
 }
 
-/// Takes the passed sockets; each must be a listening unix socket.
-pub fn take() -> Result<Activated> {
+/// Takes the sockets that were passed to this process, or to the one from which it took over; each must be a listening
+/// unix socket.
+pub fn take(runtime: &Rt) -> Result<Activated> {
     let mut taken = Activated::default();
-    for Inherited { name, fd } in inherited() {
+    let earlier = runtime.take_activated().into_iter();
+    let passed = inherited().into_iter().map(|Inherited { name, fd }| (name, fd));
+    for (name, fd) in earlier.chain(passed) {
         check(&fd).with_context(|| format!("the socket '{name}' that the service manager handed over"))?;
         if name != CONTROL {
             taken.data.push(fd);

@@ -3,12 +3,12 @@
 //! The driver does not store the address of a device, so a file for each lies under [`RECORDS`]
 //! while its daemon lives.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, Pool};
 use forkdisk_control::{Failure, params};
@@ -29,33 +29,83 @@ pub struct Devices(Rc<Inner>);
 
 struct Inner {
     runtime: Rt,
-    pool: Pool<UringDevice>,
     path: PathBuf,
-    exports: Rc<Served>,
+    /// The pool; `None` while it is passed to another process.
+    exports: RefCell<Option<Rc<Served>>>,
     all: RefCell<Vec<Attached>>,
+    /// Requests that are being carried out.
+    requests: Cell<usize>,
 }
 
 #[derive(Clone)]
 struct Attached {
     object: String,
     device: Rc<UblkDevice>,
+    /// The open volume or snapshot; `None` while the pool is passed to another process.
+    export: Rc<RefCell<Option<Rc<ServedExport>>>>,
 }
 
 impl Devices {
     pub fn new(runtime: &Rt, path: &Path, exports: Served) -> Devices {
-        let (runtime, pool, path) = (runtime.clone(), exports.pool.clone(), path.to_path_buf());
+        let (runtime, path) = (runtime.clone(), path.to_path_buf());
         let path = path.canonicalize().unwrap_or(path);
-        Devices(Rc::new(Inner { runtime, pool, path, exports: Rc::new(exports), all: RefCell::default() }))
+        let (exports, all, requests) = (RefCell::new(Some(Rc::new(exports))), RefCell::default(), Cell::default());
+        Devices(Rc::new(Inner { runtime, path, exports, all, requests }))
+    }
+
+    /// Returns the number of devices.
+    pub fn count(&self) -> usize {
+        self.0.all.borrow().len()
+    }
+
+    /// Waits for the requests that are being carried out and releases the pool. Further requests wait: for
+    /// [`resume`](Self::resume), or for another process after the end of this one.
+    pub async fn pause(&self) {
+        self.0.exports.take();
+        while self.0.requests.get() > 0 {
+            self.0.runtime.sleep_for(LOOK).await;
+        }
+        for attached in &*self.0.all.borrow() {
+            attached.export.take();
+        }
+    }
+
+    /// Continues with the pool that was opened again.
+    pub fn resume(&self, exports: Served) -> Result<(), Failure> {
+        for attached in &*self.0.all.borrow() {
+            let export = forkdisk_nbd::Exports::open(&exports, &attached.object)?;
+            *attached.export.borrow_mut() = Some(Rc::new(export));
+        }
+        *self.0.exports.borrow_mut() = Some(Rc::new(exports));
+        Ok(())
+    }
+
+    /// Takes over the devices of another process when it has ended.
+    pub async fn adopt_later(self, count: usize) {
+        let start = Instant::now();
+        while self.count() < count && start.elapsed() < PATIENCE {
+            self.adopt().await;
+            self.0.runtime.sleep_for(LOOK).await;
+        }
+        if self.count() < count {
+            tracing::error!("{} of {count} devices were not released by the process before", count - self.count());
+        }
+    }
+
+    fn exports(&self) -> Result<Rc<Served>, Failure> {
+        let leaving = || Failure::new(ErrorKind::Busy, "the pool is being passed to another process");
+        self.0.exports.borrow().clone().ok_or_else(leaving)
     }
 
     /// Attaches a volume or snapshot; returns the device's path.
     pub async fn attach(&self, attach: params::Attach) -> Result<String, Failure> {
         let inner = &self.0;
-        inner.pool.find(&attach.object)?;
+        let exports = self.exports()?;
+        exports.pool.find(&attach.object)?;
         if let Some(why) = ublk_missing() {
             return Err(Failure::new(ErrorKind::Unsupported, why));
         }
-        let export = Rc::new(forkdisk_nbd::Exports::open(&*inner.exports, &attach.object)?);
+        let export = Rc::new(forkdisk_nbd::Exports::open(&*exports, &attach.object)?);
         let size = export.size();
         if size < SECTOR {
             let text = format!("it has {size} bytes, and a block device has at least one sector of {SECTOR}");
@@ -87,11 +137,13 @@ impl Devices {
     /// Starts a task for each slot of a device.
     fn serve(&self, device: &Rc<UblkDevice>, export: &Rc<ServedExport>, object: &str) {
         let inner = &self.0;
+        let export = Rc::new(RefCell::new(Some(export.clone())));
+        let attached = Attached { object: object.to_string(), device: device.clone(), export };
         let serving: Vec<_> = device
             .places()
-            .map(|place| inner.runtime.spawn(serve(inner.pool.clone(), device.clone(), export.clone(), place)))
+            .map(|place| inner.runtime.spawn(self.clone().serve_place(attached.clone(), place)))
             .collect();
-        inner.all.borrow_mut().push(Attached { object: object.to_string(), device: device.clone() });
+        inner.all.borrow_mut().push(attached);
         let (ending, device) = (self.clone(), device.clone());
         inner.runtime.spawn(async move {
             for place in serving {
@@ -124,12 +176,35 @@ impl Devices {
     async fn recover(&self, left: &LeftBehind) -> Result<(), Failure> {
         let inner = &self.0;
         let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
-        let export = Rc::new(forkdisk_nbd::Exports::open(&*inner.exports, &left.object)?);
+        let export = Rc::new(forkdisk_nbd::Exports::open(&*self.exports()?, &left.object)?);
         let device = UblkDevice::recover(&inner.runtime, left.number).await.map_err(|e| failed("taking it over", e))?;
         let device = Rc::new(device);
         self.serve(&device, &export, &left.object);
         note(&inner.path, &left.object, &left.device).map_err(|e| Failure::file(RECORDS, e))?;
         device.resume().await.map_err(|e| failed("continuing", e))
+    }
+
+    /// Serves the requests of one slot of a device, one after the other, until the device is stopped.
+    async fn serve_place(self, attached: Attached, place: (u16, u16)) {
+        let (inner, device) = (&self.0, &attached.device);
+        let mut next = device.fetch(place).await;
+        while let Ok(request) = next {
+            let (exports, export) = loop {
+                let open = (inner.exports.borrow().clone(), attached.export.borrow().clone());
+                if let (Some(exports), Some(export)) = open {
+                    break (exports, export);
+                }
+                inner.runtime.sleep_for(LOOK).await;
+            };
+            inner.requests.set(inner.requests.get() + 1);
+            let result = match carry_out(&exports.pool, device, &export, &request).await {
+                Ok(count) => count,
+                Err(errno) => -errno,
+            };
+            drop((exports, export));
+            inner.requests.set(inner.requests.get() - 1);
+            next = device.answer(request, result).await;
+        }
     }
 
     /// Removes a device after all its request slots have ended.
@@ -148,7 +223,9 @@ impl Devices {
         if let Err(error) = device.delete().await {
             tracing::error!(device = %path.display(), %error, "a stopped device stays registered in the kernel");
         }
-        if let Err(error) = self.0.pool.flush().await {
+        if let Ok(exports) = self.exports()
+            && let Err(error) = exports.pool.flush().await
+        {
             tracing::error!(device = %path.display(), %error, "flushing after a device has ended");
         }
         let _ = fs::remove_file(record_of(&path));
@@ -213,18 +290,6 @@ fn record_of(device: &Path) -> PathBuf {
 fn note(pool: &Path, object: &str, device: &Path) -> std::io::Result<()> {
     fs::create_dir_all(RECORDS)?;
     fs::write(record_of(device), format!("{}\n{}\n{object}\n", std::process::id(), pool.display()))
-}
-
-/// Serves the requests of one slot of a device, one after the other, until the device is stopped.
-async fn serve(pool: Pool<UringDevice>, device: Rc<UblkDevice>, export: Rc<ServedExport>, place: (u16, u16)) {
-    let mut next = device.fetch(place).await;
-    while let Ok(request) = next {
-        let result = match carry_out(&pool, &device, &export, &request).await {
-            Ok(count) => count,
-            Err(errno) => -errno,
-        };
-        next = device.answer(request, result).await;
-    }
 }
 
 async fn carry_out(

@@ -1,13 +1,14 @@
 //! The daemon as verbs see it: its state, and the actions that they request of it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, LocalFuture};
-use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
+use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, ServerHandle as ControlHandle, Status, params};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::ServerHandle;
 use forkdisk_uring::{PeerCred, Rt};
@@ -15,7 +16,9 @@ use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
 use super::devices::Devices;
 use super::exports::ExportLocks;
+use super::hand_over::Successor;
 use super::mounts::Mounts;
+use super::process::stays;
 use super::socket_dir::SocketDir;
 use super::vhost_sockets::VhostSockets;
 
@@ -24,6 +27,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// How long `stop` waits for clients that are disconnecting before it is refused.
 const LEAVING: Duration = Duration::from_millis(300);
+/// How long an upgrade waits for other verbs before it is refused.
+const VERBS: Duration = Duration::from_secs(10);
 /// Most clients that a refusal names.
 const SHOWN_COUNT: usize = 5;
 
@@ -72,6 +77,8 @@ pub struct Daemon {
     pub devices: Devices,
     pub vhost_sockets: VhostSockets,
     pub end: Rc<End>,
+    /// The control server; set once it exists.
+    pub control: Rc<OnceCell<ControlHandle>>,
     pub socket_dirs: Vec<SocketDir>,
     /// The status without its clients, which change.
     pub identity: Status,
@@ -80,8 +87,11 @@ pub struct Daemon {
 /// The end of a daemon: requested, and reached.
 #[derive(Default)]
 pub struct End {
-    /// Raised when the end is requested.
+    /// Raised when the end is requested, or a new program can take over.
     pub wanted: Event,
+    /// The new program.
+    pub successor: RefCell<Option<Successor>>,
+    is_upgrading: Cell<bool>,
     outcome: RefCell<Option<Result<(), Failure>>>,
     reached: Event,
 }
@@ -160,6 +170,28 @@ impl Host for Daemon {
         })
     }
 
+    fn upgrade(&self, program: String) -> LocalFuture<Result<(), Failure>> {
+        let (end, runtime, control) = (self.end.clone(), self.runtime.clone(), self.control.clone());
+        let has_devices = self.devices.count() > 0;
+        Box::pin(async move {
+            if end.wanted.has_happened() || end.is_upgrading.replace(true) {
+                return Err(Failure::new(ErrorKind::Busy, "the daemon is ending, or is being upgraded already"));
+            }
+            let ready = prepare(&runtime, &program, has_devices, &control).await;
+            match ready {
+                Ok(successor) => {
+                    *end.successor.borrow_mut() = Some(successor);
+                    end.wanted.raise();
+                    Ok(())
+                }
+                Err(failure) => {
+                    end.is_upgrading.set(false);
+                    Err(failure)
+                }
+            }
+        })
+    }
+
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>> {
         let (end, clients, runtime) = (self.end.clone(), self.clients.clone(), self.runtime.clone());
         let pool = self.identity.pool.clone();
@@ -177,6 +209,38 @@ impl Host for Daemon {
             end.outcome.borrow().clone().unwrap_or(Ok(()))
         })
     }
+}
+
+/// Starts the program that is to take over, and waits until it is ready and no verb is under way.
+async fn prepare(
+    runtime: &Rt,
+    program: &str,
+    has_devices: bool,
+    control: &OnceCell<ControlHandle>,
+) -> Result<Successor, Failure> {
+    let invalid = |error: anyhow::Error| Failure::new(ErrorKind::Invalid, format!("{error:#}"));
+    if has_devices && stays() && !releases_devices() {
+        let text = "this kernel (before Linux 6.7) releases devices of the ublk driver only when their process ends, \
+                    and a daemon in the foreground does not: serve with --daemon, or as a service";
+        return Err(Failure::new(ErrorKind::Unsupported, text));
+    }
+    let successor = Successor::start(runtime, Path::new(program)).await.map_err(invalid)?;
+    let start = Instant::now();
+    while control.get().is_some_and(ControlHandle::is_busy) {
+        if start.elapsed() > VERBS {
+            let text = format!("another verb has been under way for {VERBS:?}: upgrade when it has ended");
+            return Err(Failure::new(ErrorKind::Busy, text));
+        }
+        runtime.sleep_for(LOOK).await;
+    }
+    Ok(successor)
+}
+
+/// Whether the kernel releases the devices of a ring that ends before its process.
+fn releases_devices() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 7)
 }
 
 /// Returns why a daemon with clients does not end.

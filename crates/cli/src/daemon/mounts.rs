@@ -3,7 +3,7 @@
 //! Invariants: a change made by another path is visible through every mount before it is
 //! acknowledged; the pool is flushed when a mount has ended, and the mount is listed until then.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,6 +15,7 @@ use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{InUse, MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
+use super::hand_over::PassedMount;
 use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
@@ -30,11 +31,15 @@ struct Inner {
     all: RefCell<Vec<Mounted>>,
     /// Returns whether a volume is in use other than through a mount.
     others: RefCell<Option<InUse>>,
+    /// The mounts go to another process.
+    is_leaving: Cell<bool>,
 }
 
 #[derive(Clone)]
 struct Mounted {
     dir: PathBuf,
+    /// How it was requested.
+    mount: params::Mount,
     volumes: Rc<Volumes<UringDevice>>,
     handle: SessionHandle,
 }
@@ -46,6 +51,7 @@ impl Mounts {
             pool: pool.clone(),
             all: RefCell::default(),
             others: RefCell::default(),
+            is_leaving: Cell::default(),
         }))
     }
 
@@ -88,21 +94,39 @@ impl Mounts {
 
     /// Serves a mount that the caller has made.
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
-        let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
-        let (uid, gid, syscall_helper) = (mount.uid, mount.gid, Some(syscall_helper()));
+        let (runtime, dir) = (&self.0.runtime, PathBuf::from(&mount.dir));
+        let volumes = Volumes::new(self.0.pool.clone(), self.options(&mount)?);
+        let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
+        self.add(session, volumes, mount);
+        tracing::info!(dir = %dir.display(), "mounted");
+        Ok(())
+    }
+
+    /// Continues a mount of another process.
+    pub fn resume(&self, passed: PassedMount<OwnedFd>) -> Result<(), Failure> {
+        let PassedMount { mount, connection, held } = passed;
+        let (pool, dir) = (self.0.pool.clone(), PathBuf::from(&mount.dir));
+        let volumes = Volumes::resume(pool, self.options(&mount)?, &held)?;
+        let session = Session::resume(&self.0.runtime, volumes.clone(), &dir, connection)?;
+        self.add(session, volumes, mount);
+        Ok(())
+    }
+
+    fn options(&self, mount: &params::Mount) -> Result<VolumesOptions, Failure> {
+        let (dir, uid, gid) = (PathBuf::from(&mount.dir), mount.uid, mount.gid);
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
-        let show_snapshots = mount.show_snapshots;
         let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
-        let options = VolumesOptions::new(dir.clone(), uid, gid)
+        Ok(VolumesOptions::new(dir, uid, gid)
             .with_alone(alone)
             .with_gather(gather)
-            .with_show_snapshots(show_snapshots)
+            .with_show_snapshots(mount.show_snapshots)
             .with_async_direct(async_direct)
-            .with_syscall_helper(syscall_helper);
-        let volumes = Volumes::new(pool.clone(), options);
-        let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
-        let mounted = Mounted { dir, volumes, handle: session.handle() };
-        tracing::info!(dir = %mounted.dir.display(), "mounted");
+            .with_syscall_helper(Some(syscall_helper())))
+    }
+
+    /// Serves a mount.
+    fn add(&self, session: Session<Volumes<UringDevice>>, volumes: Rc<Volumes<UringDevice>>, mount: params::Mount) {
+        let mounted = Mounted { dir: PathBuf::from(&mount.dir), mount, volumes, handle: session.handle() };
         let (others, own) = (Rc::downgrade(&self.0), Rc::downgrade(&mounted.volumes));
         mounted.volumes.watch(Box::new(move |id, offset, len| {
             let (others, own) = (others.upgrade().map(Mounts), own.upgrade());
@@ -119,14 +143,29 @@ impl Mounts {
         }));
         self.0.all.borrow_mut().push(mounted.clone());
         let mounts = self.clone();
-        runtime.spawn(async move { mounts.serve(session, mounted).await });
-        Ok(())
+        self.0.runtime.spawn(async move { mounts.serve(session, mounted).await });
+    }
+
+    /// Stops to serve all mounts between two requests and returns them for another process. They stay in the list, with
+    /// what is open, until this is dropped.
+    pub async fn pass_on(&self) -> std::io::Result<Vec<PassedMount<OwnedFd>>> {
+        self.0.is_leaving.set(true);
+        let all = self.0.all.borrow().clone();
+        let mut passed = Vec::new();
+        for Mounted { mount, volumes, handle, .. } in all {
+            let Some(connection) = handle.pass_on().await? else { continue };
+            passed.push(PassedMount { mount, connection, held: volumes.pass_on() });
+        }
+        Ok(passed)
     }
 
     async fn serve(self, session: Session<Volumes<UringDevice>>, mounted: Mounted) {
         let dir = mounted.dir.display();
         if let Err(error) = session.serve().await {
             tracing::error!(%dir, %error, "a mount has ended");
+        }
+        if self.0.is_leaving.get() {
+            return;
         }
         if let Err(error) = self.0.pool.flush().await {
             tracing::error!(%dir, %error, "flushing after an unmount");

@@ -38,6 +38,11 @@ impl Notifier {
         self.say(&format!("READY=1\nMAINPID={}\nSTATUS={status}", std::process::id()));
     }
 
+    /// Reports that another process serves from now on.
+    pub fn passed_to(&self, pid: u32) {
+        self.say(&format!("MAINPID={pid}"));
+    }
+
     /// Reports to the watchdog.
     pub fn alive(&self) {
         self.say("WATCHDOG=1");

@@ -26,6 +26,8 @@ struct Inner {
 
 struct Socket {
     id: VolumeId,
+    /// How it was requested.
+    disk: params::VhostUser,
     listening: JoinHandle<()>,
 }
 
@@ -57,7 +59,7 @@ impl VhostSockets {
         // The disk keeps its socket when it is renamed.
         let name = move || name_of(&pool, id).unwrap_or_default();
         let listening = inner.runtime.spawn(async move { server.listen_for(listener, name).await });
-        inner.sockets.borrow_mut().insert(path.to_path_buf(), Socket { id, listening });
+        inner.sockets.borrow_mut().insert(path.to_path_buf(), Socket { id, disk: disk.clone(), listening });
         tracing::info!(socket = %path.display(), object = %disk.object, "a disk of virtual machines");
         Ok(())
     }
@@ -79,6 +81,17 @@ impl VhostSockets {
             socket.listening.cancel().await;
         }
         Ok(())
+    }
+
+    /// Stops to listen on all sockets; returns how to make them again, for the same volumes.
+    pub async fn pass_on(&self) -> Vec<params::VhostUser> {
+        let mut disks = Vec::new();
+        for socket in self.0.sockets.take().into_values() {
+            socket.listening.cancel().await;
+            let Some(object) = name_of(&self.0.pool, socket.id) else { continue };
+            disks.push(params::VhostUser { object, ..socket.disk });
+        }
+        disks
     }
 
     /// Removes all sockets.

@@ -38,5 +38,6 @@ pub mod stats;
 pub mod stop;
 pub mod top;
 pub mod umount;
+pub mod upgrade;
 pub mod vhost_user;
 pub mod with_parent;

@@ -101,8 +101,7 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
     let json = global.output.json();
     let mut settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
     settings.pool.read_only = args.read_only;
-    daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
-    Ok(ExitCode::SUCCESS)
+    daemon::run(&path, settings, global, |ready| announce(&ready, json))
 }
 
 pub(super) fn settings(config: &Configuration) -> Result<Settings> {

@@ -73,7 +73,10 @@ pub fn run(args: VhostUserArgs, global: &Global) -> Result<ExitCode> {
     reserves::hold(&global.settings)?;
     let settings = Settings { disk: Some(disk.clone()), ..serve::settings(&global.settings)? };
     let announce = || print_line(&format!("socket {}", socket.display()));
-    let Err(error) = daemon::run(&pool, settings, global, |_| announce()) else { return Ok(ExitCode::SUCCESS) };
+    let error = match daemon::run(&pool, settings, global, |_| announce()) {
+        Ok(status) => return Ok(status),
+        Err(error) => error,
+    };
     // Of several such commands at once one serves the pool, and the others ask it.
     if !ask_daemon(&disk, &pool, global)? {
         return Err(error);

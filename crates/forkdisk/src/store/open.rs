@@ -391,7 +391,10 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     }
     store.recovery.set(recovery);
     store.opened.set(true);
-    publish::delete_orphans(store)?;
+    match store.options.keep_removed {
+        true => store.orphans_left.set(true),
+        false => publish::delete_orphans(store)?,
+    }
     store.hooks.reap_soon();
     store.hooks.gather_soon();
     Ok(())

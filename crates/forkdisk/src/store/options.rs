@@ -64,6 +64,9 @@ pub struct OpenOptions {
     /// ([`Attributes`](crate::Attributes)); without (the default) only
     /// [`set_attributes`](Pool::set_attributes) does.
     pub clock: Option<fn() -> i64>,
+    /// Keep volumes that were removed while they were open until the first checkpoint, so that handles to them can be
+    /// taken again ([`Pool::volume_by_id`]): for a process that continues the work of another one.
+    pub keep_removed: bool,
 }
 
 impl Default for OpenOptions {
@@ -82,6 +85,7 @@ impl Default for OpenOptions {
             commit_interval,
             host: None,
             clock: None,
+            keep_removed: false,
         }
     }
 }

@@ -14,5 +14,7 @@ pub mod tls;
 mod uri;
 
 pub use codec::ExportInfo;
-pub use server::{ClientInfo, Export, Exports, Security, Server, ServerHandle, ServerOptions, ServerStatistics};
+pub use server::{
+    ClientInfo, Export, Exports, PassedClient, Security, Server, ServerHandle, ServerOptions, ServerStatistics,
+};
 pub use uri::nbd_uri;

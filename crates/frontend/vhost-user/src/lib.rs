@@ -14,6 +14,7 @@ mod event;
 mod foreign_file;
 mod memory;
 mod options;
+mod passed;
 mod queue;
 mod request;
 mod server;
@@ -23,4 +24,5 @@ pub mod testing;
 
 pub use disk::{Disk, DiskInfo, Disks};
 pub use options::ServerOptions;
+pub use passed::{PassedInflight, PassedQueue, PassedRegion, PassedSession};
 pub use server::{ClientInfo, Server, ServerHandle};

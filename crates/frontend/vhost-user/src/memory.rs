@@ -4,6 +4,8 @@
 //! lost (`forkdisk_uring::MemoryGuard`).
 
 use std::cell::Cell;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,9 +13,10 @@ use forkdisk_uring::MemoryGuard;
 use rustix::fs::{fcntl_get_seals, fstatfs};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegion;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::foreign_file::ForeignFile;
+use crate::passed::{PassedRegion, duplicate};
 
 /// Most regions of a guest.
 pub const MAX_REGIONS: usize = 32;
@@ -161,6 +164,16 @@ impl Memory {
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         let region = self.regions.iter().find(|region| user.wrapping_sub(region.user) < region.len)?;
         Some(GuestAddress(region.guest + (user - region.user)))
+    }
+
+    /// Returns the regions for another process.
+    pub fn passed(&self) -> io::Result<Vec<PassedRegion<OwnedFd>>> {
+        let passed = |region: &Rc<Region>| {
+            let file = region.mapping.memory.file_offset().ok_or(io::ErrorKind::NotFound)?;
+            let &Region { guest, user, len, .. } = &**region;
+            Ok(PassedRegion { file: duplicate(file.file())?, offset: file.start(), len, guest, user })
+        };
+        self.regions.iter().map(passed).collect()
     }
 
     /// Returns the memory by addresses of the guest.

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::disk::{Disk, Disks, SERIAL_BYTES};
 use crate::event::Changes;
 use crate::options::ServerOptions;
+use crate::passed::{PassedSession, duplicate};
 use crate::session::{Control, Session};
 
 /// Pause after a failed accept, for example when file descriptors have run out.
@@ -39,6 +40,9 @@ struct Sessions {
     all: RefCell<Vec<Rc<Entry>>>,
     changes: Changes,
     is_stopped: Cell<bool>,
+    /// New sessions are passed on to another process, too.
+    are_leaving: Cell<bool>,
+    passed: RefCell<Vec<PassedSession>>,
 }
 
 /// A session in the list.
@@ -108,6 +112,22 @@ impl ServerHandle {
         for entry in all.iter().filter(|entry| (entry.name)() == disk) {
             entry.control.announce_change(&self.rt, &self.options);
         }
+    }
+
+    /// Ends all sessions after their requests in flight and returns them for another process, which continues them with
+    /// [`Server::resume`]. Sessions that begin later are returned by a second call, after their listeners have ended.
+    pub async fn pass_on(&self) -> Vec<PassedSession> {
+        self.sessions.are_leaving.set(true);
+        let all = self.sessions.all.borrow().clone();
+        all.iter().for_each(|entry| entry.control.leave());
+        let gone = self.sessions.changes.until(|| self.sessions.all.borrow().is_empty());
+        let limit = self.options.drain_timeout;
+        if self.rt.timeout(limit, gone).await.is_err() {
+            let left = self.sessions.all.borrow().len();
+            tracing::warn!("requests of {left} vhost-user devices have not ended within {limit:?}: disconnected");
+            all.iter().for_each(|entry| entry.control.close());
+        }
+        self.sessions.passed.take()
     }
 
     /// Ends all sessions after their requests in flight, and waits for that, for `drain_timeout` at most.
@@ -193,21 +213,49 @@ impl<X: Disks> Server<X> {
             Ok(disk) => Rc::new(disk),
             Err(error) => return refused(error),
         };
+        let (listed, session) = self.begin(stream, disk, &self.options);
+        tracing::info!("a vhost-user front end of {:?} has connected", (listed.entry.name)());
+        self.serve(listed, session);
+    }
+
+    /// Enters a session in the list.
+    fn begin(&self, stream: Stream, disk: Rc<X::Disk>, options: &ServerOptions) -> (Listed, Session<X>) {
         let control = Control::new(stream.clone());
+        if self.sessions.are_leaving.get() {
+            control.leave();
+        }
         let named = disk.clone();
-        let name = Box::new(move || named.info().name);
+        let (name, serial) = (Box::new(move || named.info().name), disk.info().serial);
         let entry = Rc::new(Entry { name, serial, peer: ByteStream::peer(&stream), control: control.clone() });
         self.sessions.all.borrow_mut().push(entry.clone());
         let listed = Listed { sessions: self.sessions.clone(), entry };
-        let session = Session::new(&self.rt, self.disks.clone(), disk, &self.options, control.clone());
+        (listed, Session::new(&self.rt, self.disks.clone(), disk, options, control))
+    }
+
+    fn serve(&self, listed: Listed, session: Session<X>) {
         self.rt.spawn(async move {
             let shown = (listed.entry.name)();
-            tracing::info!("a vhost-user front end of {shown:?} has connected");
             match session.run().await {
-                Ok(()) => tracing::info!("a vhost-user front end of {shown:?} has gone"),
+                Ok(None) => tracing::info!("a vhost-user front end of {shown:?} has gone"),
+                Ok(Some(passed)) => listed.sessions.passed.borrow_mut().push(passed),
                 Err(closed) => tracing::warn!("closed the vhost-user session of {shown:?}: {closed}"),
             }
         });
+    }
+
+    /// Continues a session of another process.
+    ///
+    /// # Errors
+    /// The disk cannot be opened, or memory of the guest cannot be mapped any more. The connection is closed.
+    pub fn resume(&self, passed: PassedSession) -> Result<(), String> {
+        let disk = self.disks.open(&passed.disk).map_err(|error| error.to_string())?;
+        let stream = Stream::from_fd(&self.rt, duplicate(&passed.socket).map_err(|error| error.to_string())?);
+        let count = passed.queues.len() as u16;
+        let options = ServerOptions { max_queues: count, block_size: passed.block_size, ..self.options.clone() };
+        let (listed, mut session) = self.begin(stream, Rc::new(disk), &options);
+        session.resume(passed)?;
+        self.serve(listed, session);
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ mod open;
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -64,6 +65,29 @@ impl UringDevice {
     /// As listed above; `Io` for everything else.
     pub fn open(rt: &Rt, path: impl AsRef<Path>, options: &DeviceOptions) -> forkdisk::Result<UringDevice> {
         open::open(rt, path.as_ref(), options)
+    }
+
+    /// Continues to use a device that another process has [passed on](Self::pass_on), with its lock. `path` is that by
+    /// which it was opened.
+    ///
+    /// # Errors
+    /// `Io` if the descriptor is that of no device.
+    pub fn inherit(
+        rt: &Rt,
+        path: impl AsRef<Path>,
+        fd: OwnedFd,
+        options: &DeviceOptions,
+    ) -> forkdisk::Result<UringDevice> {
+        open::inherit(rt, path.as_ref(), fd, options)
+    }
+
+    /// Returns a descriptor with which another process continues to use the device. The lock lasts until all
+    /// descriptors are closed.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn pass_on(&self) -> io::Result<OwnedFd> {
+        self.state.handle.fd().try_clone_to_owned()
     }
 
     /// Creates a sparse file of `size` bytes, or takes a block device of at least that length, and

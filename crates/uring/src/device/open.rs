@@ -56,6 +56,16 @@ pub(super) fn open(rt: &Rt, path: &Path, options: &DeviceOptions) -> forkdisk::R
     finish(rt, path, opened, kind, options)
 }
 
+/// Opens a device by a descriptor of a process that passed it on, with its lock.
+pub(super) fn inherit(rt: &Rt, path: &Path, fd: OwnedFd, options: &DeviceOptions) -> forkdisk::Result<UringDevice> {
+    let file = File::from(fd);
+    let failed = |e: io::Error| Error::io(format!("cannot continue to use {}", path.display()), e);
+    let kind =
+        geometry::kind(&file.metadata().map_err(failed)?).ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+    let direct = sys::is_direct(file.as_fd()).map_err(failed)?;
+    finish(rt, path, Opened { file, direct }, kind, options)
+}
+
 pub(super) fn create(
     rt: &Rt,
     path: &Path,

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 
 use forkdisk::Buf;
 
@@ -19,11 +20,17 @@ pub trait ByteStream: Clone + 'static {
     /// If `at + max` lies beyond the buffer.
     fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static;
 
-    /// Receives exactly `len` bytes to `buf[at..]`; `UnexpectedEof` if the peer closes its side before.
+    /// Receives exactly `len` bytes to `buf[at..]`; `UnexpectedEof` if the peer closes its side before. Also returns
+    /// how many bytes were received.
     ///
     /// # Panics
     /// If `at + len` lies beyond the buffer.
-    fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+    fn recv_exact(
+        &self,
+        buf: Buf,
+        at: usize,
+        len: usize,
+    ) -> impl Future<Output = (io::Result<()>, Buf, usize)> + 'static {
         let stream = self.clone();
         async move {
             let (mut buf, mut done) = (buf, 0);
@@ -31,13 +38,24 @@ pub trait ByteStream: Clone + 'static {
                 let (result, back) = stream.recv(buf, at + done, len - done).await;
                 buf = back;
                 match result {
-                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf, done),
                     Ok(n) => done += n,
-                    Err(e) => return (Err(e), buf),
+                    Err(e) => return (Err(e), buf, done),
                 }
             }
-            (Ok(()), buf)
+            (Ok(()), buf, done)
         }
+    }
+
+    /// Ends a receive in flight; see [`Stream::interrupt`].
+    fn interrupt(&self) {}
+
+    /// Ends a send in flight; see [`Stream::interrupt_send`].
+    fn interrupt_send(&self) {}
+
+    /// Returns the connection for another process; `None` if its state lies in this one. See [`Stream::pass_on`].
+    fn pass_on(&self) -> Option<OwnedFd> {
+        None
     }
 
     /// Sends all bytes of all pieces, in order, and returns the pieces. If the peer is gone, fails
@@ -66,8 +84,25 @@ impl ByteStream for Stream {
         Stream::recv(self, buf, at, max)
     }
 
-    fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+    fn recv_exact(
+        &self,
+        buf: Buf,
+        at: usize,
+        len: usize,
+    ) -> impl Future<Output = (io::Result<()>, Buf, usize)> + 'static {
         Stream::recv_exact(self, buf, at, len)
+    }
+
+    fn interrupt(&self) {
+        Stream::interrupt(self);
+    }
+
+    fn interrupt_send(&self) {
+        Stream::interrupt_send(self);
+    }
+
+    fn pass_on(&self) -> Option<OwnedFd> {
+        Stream::pass_on(self).ok()
     }
 
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {

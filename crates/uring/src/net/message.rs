@@ -106,6 +106,12 @@ impl Message {
         }
     }
 
+    /// Returns the bytes that were not sent.
+    pub(crate) fn into_rest(self) -> Vec<u8> {
+        let left = self.pieces.iter().zip(&self.iovecs).skip(self.first);
+        left.flat_map(|(piece, iovec)| &piece.bytes()[piece.bytes().len() - iovec.iov_len..]).copied().collect()
+    }
+
     pub(crate) fn into_pieces(self) -> Vec<Piece> {
         self.pieces
     }
@@ -126,6 +132,9 @@ mod tests {
         assert_eq!(m.iovecs[1].iov_len, 1);
         assert_eq!(m.advance(3), 1, "the rest of the bytes, the empty piece and two of the buffer");
         assert_eq!(m.iovecs[3].iov_len, 2);
+        let mut other = Message::new(vec![b"abc".to_vec().into(), vec![].into(), b"defg".to_vec().into()]);
+        other.advance(5);
+        assert_eq!(other.into_rest(), b"fg");
         assert_eq!(m.advance(2), 0);
         assert!(m.is_sent());
         assert_eq!(m.into_pieces().len(), 4);

@@ -5,14 +5,17 @@
 //! receives.
 
 mod byte_stream;
+mod listeners;
 mod message;
 mod stream;
 mod tcp;
 mod unix;
 
 pub use byte_stream::{Accept, ByteStream};
+pub(crate) use listeners::Listeners;
+pub use listeners::PassedListener;
 pub(crate) use message::Message;
 pub use message::Piece;
-pub use stream::Stream;
+pub use stream::{Stream, is_interrupted};
 pub use tcp::TcpListener;
 pub use unix::{SocketAccess, UnixListener};

@@ -1,6 +1,7 @@
 //! One connection. At most one receive and one send may be in flight at a time: the kernel does not
 //! keep the order of two in the same direction.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -32,10 +33,15 @@ pub struct Stream {
 /// closing the descriptor alone does not inform the peer while a request is in flight on it.
 struct Connection {
     handle: Rc<Handle>,
+    /// Another process has it, too.
+    is_passed: Cell<bool>,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if self.is_passed.get() {
+            return;
+        }
         // Fails if the peer closed the connection first, or if it never was connected.
         let _ = sys::shutdown(self.handle.fd(), Shutdown::Both);
     }
@@ -43,7 +49,8 @@ impl Drop for Connection {
 
 impl Stream {
     pub(super) fn of(driver: &Rc<Driver>, fd: OwnedFd) -> Stream {
-        Stream { connection: Rc::new(Connection { handle: Handle::new(driver, fd) }) }
+        let (handle, is_passed) = (Handle::new(driver, fd), Cell::new(false));
+        Stream { connection: Rc::new(Connection { handle, is_passed }) }
     }
 
     fn handle(&self) -> &Rc<Handle> {
@@ -102,11 +109,16 @@ impl Stream {
     }
 
     /// Receives exactly `len` bytes to `buf[at..]`. `UnexpectedEof` if the peer closes its side
-    /// before; whether it had sent nothing at all of them is the number of bytes in the first field.
+    /// before. Also returns how many bytes were received.
     ///
     /// # Panics
     /// If `at + len` lies beyond the buffer.
-    pub fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+    pub fn recv_exact(
+        &self,
+        buf: Buf,
+        at: usize,
+        len: usize,
+    ) -> impl Future<Output = (io::Result<()>, Buf, usize)> + 'static {
         let stream = self.clone();
         let mut ticket = stream.start_recv(buf, at, len, libc::MSG_WAITALL);
         async move {
@@ -114,9 +126,9 @@ impl Stream {
             loop {
                 let (result, buf) = received(ticket.await);
                 match outcome(result) {
-                    Err(e) => return (Err(e), buf),
-                    Ok(n) if done + n == len => return (Ok(()), buf),
-                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                    Err(e) => return (Err(e), buf, done),
+                    Ok(n) if done + n == len => return (Ok(()), buf, len),
+                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf, done),
                     Ok(n) => done += n,
                 }
                 ticket = stream.start_recv(buf, at + done, len - done, libc::MSG_WAITALL);
@@ -138,7 +150,7 @@ impl Stream {
         }
     }
 
-    /// Sends all of `buf[at..at + len]`.
+    /// Sends all of `buf[at..at + len]`. The buffer does not come back if it is interrupted.
     ///
     /// # Panics
     /// If `at + len` lies beyond the buffer.
@@ -148,13 +160,15 @@ impl Stream {
             let (result, mut pieces) = sent.await;
             match pieces.pop() {
                 Some(Piece::Buf(buf, _)) => (result, buf),
-                _ => unreachable!("the piece that was sent comes back"),
+                // It was interrupted.
+                _ => (result, Buf::zeroed(0)),
             }
         }
     }
 
-    /// Sends all bytes of all pieces, in order, in as few system calls as the kernel allows, and
-    /// returns the pieces. If the peer is gone, fails with `BrokenPipe`, without a signal.
+    /// Sends all bytes of all pieces, in order, in as few system calls as the kernel allows, and returns the pieces.
+    /// If the peer is gone, fails with `BrokenPipe`, without a signal. If it is interrupted, returns the bytes that
+    /// were not sent as one piece.
     ///
     /// # Panics
     /// If a piece's range lies outside its buffer.
@@ -170,10 +184,34 @@ impl Stream {
             let op = ticket.await;
             drop(stream);
             match op.work {
+                Work::Send(message) if op.result == -libc::ECANCELED => {
+                    (outcome(op.result).map(drop), vec![message.into_rest().into()])
+                }
                 Work::Send(message) => (outcome(op.result).map(drop), message.into_pieces()),
                 _ => unreachable!("a send stays a send"),
             }
         }
+    }
+
+    /// Ends a receive or [`readable`](Self::readable) in flight. It returns what had arrived; without any bytes it
+    /// fails with [`is_interrupted`]. No byte is lost: the connection can be used for further receives.
+    pub fn interrupt(&self) {
+        self.handle().driver().interrupt(self.handle(), false);
+    }
+
+    /// Ends a send in flight; see [`send_vectored`](Self::send_vectored).
+    pub fn interrupt_send(&self) {
+        self.handle().driver().interrupt(self.handle(), true);
+    }
+
+    /// Returns the connection for another process. From now on it does not end when the last clone is gone.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn pass_on(&self) -> io::Result<OwnedFd> {
+        let fd = self.handle().fd().try_clone_to_owned()?;
+        self.connection.is_passed.set(true);
+        Ok(fd)
     }
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
@@ -197,6 +235,11 @@ impl Stream {
         let len = u32::try_from(len).expect("a receive of less than 4 GiB");
         self.start(Work::Recv { buf, base, len, flags })
     }
+}
+
+/// Returns whether an operation ended because of [`Stream::interrupt`].
+pub fn is_interrupted(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ECANCELED)
 }
 
 impl AsFd for Stream {

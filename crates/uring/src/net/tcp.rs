@@ -7,15 +7,15 @@ use std::rc::Rc;
 
 use forkdisk::{Error, ErrorKind};
 
-use super::stream::{self, Stream};
+use super::listeners::{Listening, PassedListener};
+use super::stream::Stream;
 use crate::executor::Rt;
-use crate::handle::Handle;
 use crate::sys;
 
 /// A TCP socket that accepts connections. The caller decides whether the address is
 /// safe.
 pub struct TcpListener {
-    handle: Rc<Handle>,
+    listening: Rc<Listening>,
     local: SocketAddr,
 }
 
@@ -29,9 +29,14 @@ impl TcpListener {
             io::ErrorKind::AddrInUse => Error::new(ErrorKind::Busy, format!("cannot listen on {addr}: {e}")),
             _ => Error::io(format!("cannot listen on {addr}"), e),
         };
-        let socket = std::net::TcpListener::bind(addr).map_err(failed)?;
+        let place = format!("tcp:{addr}");
+        let (socket, accepted) = match rt.driver().listeners.take(&place) {
+            Some(PassedListener { socket, accepted, .. }) => (std::net::TcpListener::from(socket), accepted),
+            None => (std::net::TcpListener::bind(addr).map_err(failed)?, Vec::new()),
+        };
         let local = socket.local_addr().map_err(failed)?;
-        Ok(TcpListener { handle: Handle::new(rt.driver(), OwnedFd::from(socket)), local })
+        let passed = PassedListener { place, socket: OwnedFd::from(socket), accepted };
+        Ok(TcpListener { listening: Listening::of(rt.driver(), passed, None), local })
     }
 
     /// Returns the address it listens on, with the real port.
@@ -44,7 +49,7 @@ impl TcpListener {
     /// # Errors
     /// There is no free descriptor, or the connection ended before it was accepted.
     pub async fn accept(&self) -> io::Result<Stream> {
-        let stream = stream::accept(&self.handle).await?;
+        let stream = self.listening.accept().await?;
         sys::set_option(stream.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
         Ok(stream)
     }

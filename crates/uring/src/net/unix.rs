@@ -1,5 +1,6 @@
 //! Listening on a unix socket that is restricted to its owner or to the group of its file.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,9 +10,9 @@ use std::rc::Rc;
 
 use forkdisk::{Error, ErrorKind};
 
-use super::stream::{self, Stream};
+use super::listeners::Listening;
+use super::stream::Stream;
 use crate::executor::Rt;
-use crate::handle::Handle;
 use crate::sys::{self, SockAddr};
 
 /// Connections that the kernel queues until they are accepted.
@@ -20,9 +21,12 @@ const BACKLOG_CONNECTIONS: i32 = 128;
 /// A unix socket that accepts connections. Its file is removed when this is dropped, unless
 /// another socket has taken its place.
 pub struct UnixListener {
-    handle: Rc<Handle>,
-    _file: Option<SocketFile>,
+    listening: Rc<Listening>,
 }
+
+/// Prefixes of the place of a socket with a path, and of one that a service manager opened.
+pub(super) const AT_PATH: &str = "unix:";
+pub(super) const NAMED: &str = "passed:";
 
 /// Mode and group of a socket's file: connecting needs write permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +42,12 @@ impl SocketAccess {
     pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
 }
 
-struct SocketFile {
+/// The file of a socket; removed when this is dropped.
+pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode of the bound socket, whatever the path leads to later.
     identity: (u64, u64),
+    is_kept: Cell<bool>,
 }
 
 impl UnixListener {
@@ -66,6 +72,15 @@ impl UnixListener {
         let addr = SockAddr::unix(path)
             .map_err(|e| Error::new(ErrorKind::Invalid, format!("cannot listen on {}: {e}", path.display())))?;
         check_parent(path)?;
+        let shown = std::path::absolute(path).map_err(failed)?;
+        let place = format!("{AT_PATH}{}", shown.display());
+        if let Some(passed) = rt.driver().listeners.take(&place) {
+            // Its file may have been removed meanwhile: then it is bound anew.
+            if let Some(file) = SocketFile::at(path).ok().filter(|_| is_socket(path)) {
+                file.give(access).map_err(failed)?;
+                return Ok(UnixListener { listening: Listening::of(rt.driver(), passed, Some(file)) });
+            }
+        }
         remove_stale(path)?;
         let socket = sys::stream_socket(libc::AF_UNIX).map_err(failed)?;
         // The file is created with the socket's own mode.
@@ -75,14 +90,13 @@ impl UnixListener {
         if access != SocketAccess::OWNER {
             file.give(access).map_err(failed)?;
         }
-        let listener = UnixListener { handle: Handle::new(rt.driver(), socket), _file: Some(file) };
-        sys::listen(listener.handle.fd(), BACKLOG_CONNECTIONS).map_err(failed)?;
-        Ok(listener)
+        sys::listen(socket.as_fd(), BACKLOG_CONNECTIONS).map_err(failed)?;
+        Ok(UnixListener { listening: Listening::new(rt.driver(), place, socket, Some(file)) })
     }
 
-    /// Wraps a listening socket (socket activation); its file is left alone.
-    pub fn from_fd(rt: &Rt, fd: OwnedFd) -> UnixListener {
-        UnixListener { handle: Handle::new(rt.driver(), fd), _file: None }
+    /// Wraps a listening socket that a service manager opened under this name; its file is left alone.
+    pub fn activated(rt: &Rt, name: &str, fd: OwnedFd) -> UnixListener {
+        UnixListener { listening: Listening::new(rt.driver(), format!("{NAMED}{name}"), fd, None) }
     }
 
     /// Waits for the next connection.
@@ -90,14 +104,26 @@ impl UnixListener {
     /// # Errors
     /// There is no free descriptor.
     pub async fn accept(&self) -> io::Result<Stream> {
-        stream::accept(&self.handle).await
+        self.listening.accept().await
     }
 }
 
 impl SocketFile {
     fn at(path: &Path) -> io::Result<SocketFile> {
         let meta = fs::symlink_metadata(path)?;
-        Ok(SocketFile { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
+        let (identity, is_kept) = ((meta.dev(), meta.ino()), Cell::new(false));
+        Ok(SocketFile { path: path.to_path_buf(), identity, is_kept })
+    }
+
+    /// Leaves the file when this is dropped: another process has the socket, too.
+    pub(super) fn keep(&self) {
+        self.is_kept.set(true);
+    }
+
+    /// Removes the file of a socket that was closed.
+    pub(super) fn remove_unused(path: &Path) {
+        // A failure is harmless: the next bind replaces a stale socket.
+        let _ = remove_stale(path);
     }
 
     /// Sets the group first, since the mode is meant for it.
@@ -114,7 +140,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if SocketFile::identity_of(&self.path) == Some(self.identity) {
+        if !self.is_kept.get() && SocketFile::identity_of(&self.path) == Some(self.identity) {
             // A failure is harmless: the next bind replaces a stale socket.
             let _ = fs::remove_file(&self.path);
         }
@@ -134,6 +160,10 @@ fn check_parent(path: &Path) -> forkdisk::Result<()> {
     };
     let text = format!("cannot listen on {}: the folder {} does not exist", path.display(), parent.display());
     Err(Error::new(ErrorKind::NotFound, text))
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
 fn remove_stale(path: &Path) -> forkdisk::Result<()> {

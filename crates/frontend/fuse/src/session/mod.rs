@@ -7,13 +7,13 @@ mod memory;
 mod notify;
 
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use forkdisk::{Buf, Error, ErrorKind, Result};
@@ -37,6 +37,8 @@ const CONTENTS_BYTES: usize = 256 << 20;
 const BATCH_REQUESTS: usize = 32;
 /// How long files that are still open when the session stops remain usable.
 const GRACE: Duration = Duration::from_secs(2);
+/// Interval at which the requests of a mount that goes to another process are counted.
+const LEAVING_LOOK: Duration = Duration::from_millis(1);
 
 /// A file system. Any number of its requests may be in flight.
 pub trait Handler: 'static {
@@ -76,12 +78,19 @@ struct State {
     memory: Memory,
     requests: Cell<usize>,
     stopping: Cell<bool>,
+    /// The mount goes to another process.
+    leaving: Cell<bool>,
+    /// The task that waits for requests.
+    waiting: Cell<Option<Waker>>,
+    /// The last request has ended.
+    left: Cell<bool>,
 }
 
 /// A mounted file system. Unmounted when dropped.
 pub struct Session<H: Handler> {
     state: Rc<State>,
     handler: Rc<H>,
+    notifier: Notifier,
 }
 
 /// Stops a session; usable anywhere on its thread.
@@ -109,6 +118,31 @@ impl SessionHandle {
         });
         if let Err(error) = ended.await {
             tracing::debug!(%error, "unmounting");
+        }
+    }
+
+    /// Stops to receive requests, waits for those in flight and returns the connection to the kernel for another
+    /// process, which continues the mount with [`Session::resume`]. Requests wait in the kernel meanwhile. `None` if
+    /// the mount is ending.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub async fn pass_on(&self) -> std::io::Result<Option<OwnedFd>> {
+        let state = &self.0;
+        if state.stopping.get() {
+            return Ok(None);
+        }
+        state.leaving.set(true);
+        if let Some(waker) = state.waiting.take() {
+            waker.wake();
+        }
+        while !state.left.get() && !state.stopping.get() {
+            state.rt.sleep_for(LEAVING_LOOK).await;
+        }
+        match state.stopping.get() {
+            true => Ok(None),
+            // It is not unmounted when its session is dropped.
+            false => state.connection.as_fd().try_clone_to_owned().map(Some),
         }
     }
 
@@ -155,6 +189,14 @@ impl<H: Handler> Session<H> {
     /// # Errors
     /// The kernel does not answer, or its protocol is too old.
     pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+        let session = Session::new(rt, handler, dir, connection)?;
+        session.agree().await?;
+        raise_read_ahead(&session.state.dir, MAX_WRITE);
+        session.handler.mounted(session.notifier.clone());
+        Ok(session)
+    }
+
+    fn new(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
         let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
         let state = State {
             rt: rt.clone(),
@@ -170,14 +212,23 @@ impl<H: Handler> Session<H> {
             ),
             requests: Cell::new(0),
             stopping: Cell::new(false),
+            leaving: Cell::new(false),
+            waiting: Cell::new(None),
+            left: Cell::new(false),
         };
-        let session = Session { state: Rc::new(state), handler };
-        session.agree().await?;
-        raise_read_ahead(&session.state.dir, MAX_WRITE);
-        let connection = &session.state.connection;
+        let state = Rc::new(state);
         let notifier =
-            Notifier::new(connection).map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
-        session.handler.mounted(notifier);
+            Notifier::new(&state.connection).map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
+        Ok(Session { state, handler, notifier })
+    }
+
+    /// Continues a mount of another process ([`SessionHandle::pass_on`]) at `dir`.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn resume(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+        let session = Session::new(rt, handler, dir, connection)?;
+        session.handler.mounted(session.notifier.clone());
         Ok(session)
     }
 
@@ -205,16 +256,32 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Serves until the file system is unmounted.
+    /// Serves until the file system is unmounted, or [passed on](SessionHandle::pass_on).
     ///
     /// # Errors
     /// The connection to the kernel fails other than by the end of the mount.
     pub async fn serve(self) -> Result<()> {
         let outcome = self.receive_all().await;
+        if outcome.is_ok() && self.state.leaving.get() && !self.state.stopping.get() {
+            return self.leave().await;
+        }
         while self.state.requests.get() > 0 {
             self.state.memory.changed().await;
         }
         outcome
+    }
+
+    /// Waits for the requests in flight. Some of them wait for the kernel, which may wait for further requests: those
+    /// are served, too.
+    async fn leave(&self) -> Result<()> {
+        while self.state.requests.get() > 0 {
+            self.state.rt.sleep_for(LEAVING_LOOK).await;
+            if self.notifier.is_busy() {
+                self.receive_all().await?;
+            }
+        }
+        self.state.left.set(true);
+        Ok(())
     }
 
     async fn receive_all(&self) -> Result<()> {
@@ -222,6 +289,9 @@ impl<H: Handler> Session<H> {
         let mut spare = None;
         let mut batch = 0;
         loop {
+            if self.state.leaving.get() && !self.notifier.is_busy() {
+                return Ok(());
+            }
             self.state.memory.wait_for_room().await;
             let mut body = spare.take().unwrap_or_else(|| self.state.memory.buffer(MAX_WRITE));
             let len = match self.state.receive(&mut head, &mut body) {
@@ -230,9 +300,13 @@ impl<H: Handler> Session<H> {
                     spare = Some(body);
                     batch = 0;
                     match error {
+                        Errno::AGAIN if self.state.leaving.get() => return Ok(()),
                         Errno::AGAIN if self.wait().await? => continue,
                         Errno::INTR | Errno::NOENT => continue,
-                        Errno::AGAIN | Errno::NODEV | Errno::CONNABORTED => return Ok(()),
+                        Errno::AGAIN | Errno::NODEV | Errno::CONNABORTED => {
+                            self.state.stopping.set(true);
+                            return Ok(());
+                        }
                         e => return Err(Error::io("receiving from the kernel", e.into())),
                     }
                 }
@@ -256,11 +330,20 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Waits for a request. Returns false if there will be none.
+    /// Waits for a request, or until the mount leaves. Returns false if there will be none.
     async fn wait(&self) -> Result<bool> {
-        let readable = self.state.connection.readable();
+        let mut readable = pin!(self.state.connection.readable());
         let ready = match self.state.stopping.get() {
-            false => readable.await,
+            false => {
+                let arrives = poll_fn(|cx| {
+                    if self.state.leaving.get() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    self.state.waiting.set(Some(cx.waker().clone()));
+                    readable.as_mut().poll(cx)
+                });
+                arrives.await
+            }
             true => match self.state.rt.timeout(GRACE, readable).await {
                 Ok(ready) => ready,
                 Err(_) => return Ok(false),
@@ -316,7 +399,7 @@ impl<F: Future<Output = Reply>> Future for UnderWay<F> {
 
 impl<H: Handler> Drop for Session<H> {
     fn drop(&mut self) {
-        if !self.state.stopping.replace(true) {
+        if !self.state.left.get() && !self.state.stopping.replace(true) {
             let dir = self.state.dir.clone();
             // The mount is not served any more: closing the connection ends all calls that wait for it.
             std::thread::spawn(move || drop(unmount(&dir, true)));

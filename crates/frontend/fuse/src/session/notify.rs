@@ -3,18 +3,28 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
 /// Sends notifications about one mount, from any thread.
 #[derive(Clone)]
-pub struct Notifier(Arc<OwnedFd>);
+pub struct Notifier {
+    connection: Arc<OwnedFd>,
+    /// Notifications in progress: the kernel may wait for requests of the mount meanwhile.
+    in_progress: Arc<AtomicUsize>,
+}
 
 const INVALIDATE_INODE_CODE: i32 = 2;
 
 impl Notifier {
     pub(super) fn new(connection: &impl AsFd) -> io::Result<Notifier> {
-        Ok(Notifier(Arc::new(connection.as_fd().try_clone_to_owned()?)))
+        Ok(Notifier { connection: Arc::new(connection.as_fd().try_clone_to_owned()?), in_progress: Arc::default() })
+    }
+
+    /// Returns whether a notification is in progress.
+    pub(super) fn is_busy(&self) -> bool {
+        self.in_progress.load(Ordering::SeqCst) > 0
     }
 
     /// Makes the kernel write back and drop what it has cached for a node. Waits for the writes, so
@@ -57,7 +67,10 @@ impl Notifier {
         message.extend_from_slice(&node.to_ne_bytes());
         message.extend_from_slice(&from.to_ne_bytes());
         message.extend_from_slice(&len.to_ne_bytes());
-        match rustix::io::write(&*self.0, &message) {
+        self.in_progress.fetch_add(1, Ordering::SeqCst);
+        let written = rustix::io::write(&*self.connection, &message);
+        self.in_progress.fetch_sub(1, Ordering::SeqCst);
+        match written {
             // The kernel has nothing cached for the node.
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),

@@ -14,7 +14,7 @@ type Listing = Rc<Vec<(String, Kind)>>;
 
 /// An open folder: its entries when it was last read from its beginning.
 #[derive(Default)]
-pub struct Opened(Option<Listing>);
+pub struct Opened(pub(super) Option<Listing>);
 
 impl<D: Device> Volumes<D> {
     pub(super) fn open_folder(&self, number: u64) -> Outcome {

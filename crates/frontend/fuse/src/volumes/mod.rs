@@ -16,6 +16,7 @@ mod destination;
 mod folders;
 mod names;
 mod nodes;
+mod passed;
 mod seek;
 mod shared;
 mod snapshots;
@@ -38,6 +39,8 @@ use crate::codec::{Entry, Header, Operation, Reply, Time};
 use crate::session::{Handler, Notifier};
 use crate::syscall_helper::SyscallHelper;
 use nodes::{Node, Nodes};
+
+pub use passed::PassedMount;
 
 /// Options of a mounted pool.
 #[derive(Clone, Debug)]

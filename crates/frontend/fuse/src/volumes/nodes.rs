@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use forkdisk::VolumeId;
+use serde::{Deserialize, Serialize};
 
 /// Number of the root.
 pub const ROOT_ID: u64 = 1;
@@ -16,9 +17,10 @@ const SNAPSHOTS_ID: u64 = 2;
 pub const SNAPSHOTS_NAME: &str = ".snapshots";
 
 /// Object of a node number.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Node {
-    /// A volume or snapshot.
+    /// A volume or snapshot. Its number is derived, and never passed on.
+    #[serde(skip)]
     Volume(VolumeId),
     /// A folder, by its path; the root's is empty.
     Folder(String),
@@ -30,11 +32,21 @@ pub enum Node {
     Removed,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Known {
     node: Node,
     references: u64,
     /// The folder was removed; its path may belong to another one now.
     gone: bool,
+}
+
+/// A node that the kernel holds, for another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PassedNode {
+    number: u64,
+    known: Known,
+    /// Whether lookups of the node return this number.
+    is_current: bool,
 }
 
 /// Table of node numbers, as described above.
@@ -51,6 +63,23 @@ impl Default for Nodes {
 }
 
 impl Nodes {
+    /// Returns all nodes that the kernel holds, and the last number that was given.
+    pub fn pass_on(&self) -> (Vec<PassedNode>, u64) {
+        let passed = |(&number, known): (&u64, &Known)| {
+            let is_current = self.numbers.get(&known.node) == Some(&number);
+            PassedNode { number, known: known.clone(), is_current }
+        };
+        (self.known.iter().map(passed).collect(), self.next)
+    }
+
+    /// Continues the table of another process.
+    pub fn resume(passed: &[PassedNode], next: u64) -> Nodes {
+        let known = passed.iter().map(|passed| (passed.number, passed.known.clone())).collect();
+        let current = passed.iter().filter(|passed| passed.is_current);
+        let numbers = current.map(|passed| (passed.known.node.clone(), passed.number)).collect();
+        Nodes { known, numbers, next }
+    }
+
     /// Returns the node of `number`; `None` if the kernel was never given it.
     pub fn get(&self, number: u64) -> Option<Node> {
         match number {
@@ -200,6 +229,26 @@ mod tests {
         assert_eq!(now, [folder("x/y"), folder("x/y/b"), folder("ab"), Node::Snapshots("x/y/b/v".into())]);
         assert_eq!(nodes.remember(folder("x/y/b")), numbers[1]);
         assert_ne!(nodes.remember(folder("a")), numbers[0]);
+    }
+
+    #[test]
+    fn another_process_continues_with_the_same_numbers() {
+        let mut nodes = Nodes::default();
+        let [a, b] = ["a", "b"].map(|path| nodes.remember(folder(path)));
+        nodes.remember(folder("a"));
+        nodes.removed(&folder("b"));
+        let new_b = nodes.remember(folder("b"));
+        let (passed, last) = nodes.pass_on();
+        let mut nodes = Nodes::resume(&passed, last);
+        assert_eq!(
+            (nodes.get(a), nodes.get(b), nodes.get(new_b)),
+            (Some(folder("a")), Some(Node::Removed), Some(folder("b")))
+        );
+        nodes.forget(a, 1);
+        assert_eq!(nodes.remember(folder("a")), a, "one reference is left");
+        assert_eq!(nodes.remember(folder("b")), new_b);
+        let c = nodes.remember(folder("c"));
+        assert!(![a, b, new_b].contains(&c));
     }
 
     #[test]

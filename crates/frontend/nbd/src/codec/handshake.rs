@@ -112,6 +112,22 @@ impl Handshake {
         Handshake::default()
     }
 
+    /// Continues another handshake: `no_zeroes` is what [`resumable`](Self::resumable) returned there.
+    pub fn resume(no_zeroes: Option<bool>) -> Handshake {
+        let state = if no_zeroes.is_some() { State::Option } else { State::ClientFlags };
+        Handshake { state, no_zeroes: no_zeroes.unwrap_or_default() }
+    }
+
+    /// Returns the state for [`resume`](Self::resume), which continues with the bytes that were not consumed: whether
+    /// the client omits zeroes, if its flags have arrived. `None` within an option that is skipped.
+    pub fn resumable(&self) -> Option<Option<bool>> {
+        match self.state {
+            State::ClientFlags => Some(None),
+            State::Option => Some(Some(self.no_zeroes)),
+            State::Skip { .. } => None,
+        }
+    }
+
     /// Returns whether the client omits the zeroes after the answer to EXPORT_NAME.
     pub fn no_zeroes(&self) -> bool {
         self.no_zeroes

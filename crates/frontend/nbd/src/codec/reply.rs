@@ -1,5 +1,7 @@
 //! Replies of the transmission phase, in the style that the session negotiated.
 
+use serde::{Deserialize, Serialize};
+
 use super::values::*;
 
 /// Errors that a reply can carry.
@@ -40,7 +42,7 @@ impl ErrorCode {
 }
 
 /// Format of a session's requests and replies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReplyStyle {
     /// One header and all of the data.
     #[default]

@@ -8,8 +8,8 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk::{Buf, WriteFlags};
-use forkdisk_uring::{ByteStream, PeerCred, Rt};
+use forkdisk::{Buf, Error, ErrorKind, WriteFlags};
+use forkdisk_uring::{ByteStream, PeerCred, Rt, is_interrupted};
 
 use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
@@ -19,6 +19,7 @@ use super::negotiate::{Chosen, Ended, Entered, Security, Terms, enter};
 use super::options::ServerOptions;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
 use super::pacing::Pacing;
+use super::passed::{PassedClient, Stage};
 use super::session::{Job, Session};
 use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
@@ -27,6 +28,10 @@ use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo
 pub(super) struct Control {
     /// Shuts down directions of the stream, independent of its type.
     shutdown: Box<dyn Fn(Shutdown)>,
+    /// Ends a receive or a send in flight.
+    interrupt: Box<dyn Fn(Waits)>,
+    /// The connection goes to another process at the next boundary of requests.
+    is_leaving: Cell<bool>,
     peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
@@ -36,6 +41,13 @@ pub(super) struct Control {
     export: RefCell<Option<Box<dyn Fn() -> String>>>,
     /// The export that the client is about to open.
     entering: RefCell<Option<String>>,
+}
+
+/// What a task waits for on a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waits {
+    Receive,
+    Send,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,9 +62,16 @@ impl Control {
     pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
         let (stream, peer) = (stream.clone(), stream.peer());
         // Fails if the client has closed the connection already.
-        let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
+        let ended = stream.clone();
+        let shutdown = Box::new(move |how| drop(ended.shutdown(how)));
+        let interrupt = Box::new(move |waits| match waits {
+            Waits::Receive => stream.interrupt(),
+            Waits::Send => stream.interrupt_send(),
+        });
         Rc::new(Control {
             shutdown,
+            interrupt,
+            is_leaving: Cell::new(false),
             peer,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
@@ -93,6 +112,17 @@ impl Control {
         }
     }
 
+    /// Stops the connection at the next boundary of requests, to be passed on. What is interrupted besides receives may
+    /// be called again until it has stopped.
+    pub(super) fn leave(&self, waits: Waits) {
+        self.is_leaving.set(true);
+        (self.interrupt)(waits);
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.get()
+    }
+
     /// Closes the connection at once.
     pub(super) fn disconnect(&self) {
         self.phase.set(Phase::Draining);
@@ -124,6 +154,8 @@ pub(super) enum Broken {
     Oversized(u64),
     #[error("the client disconnected in the middle of a write's data")]
     MidPayload,
+    #[error("it cannot be continued after an upgrade: {0}")]
+    Resume(Error),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -139,21 +171,43 @@ pub(super) struct Common<X> {
     pub(super) counters: Rc<Counters>,
 }
 
-/// Serves one client until it disconnects. `admits` returns whether it may open an export.
+/// A connection from its beginning, or from where another process left it.
+pub(super) struct Begin<S> {
+    pub(super) stream: S,
+    pub(super) security: Security,
+    pub(super) earlier: Option<PassedClient<()>>,
+}
+
+/// Serves one client until it disconnects, or leaves: then returns what another process needs to continue. `admits`
+/// returns whether it may open an export.
 pub(super) async fn serve<X: Exports, S: ByteStream>(
     common: &Common<X>,
-    stream: S,
-    security: &Security,
+    begin: Begin<S>,
     control: &Rc<Control>,
     admits: &dyn Fn(&str) -> bool,
-) -> Result<(), Broken> {
+) -> Result<Option<PassedClient>, Broken> {
     let (patience, multi_conn) = (common.options.handshake_timeout, common.options.multi_conn());
     let (pacing, fair) = (&common.pacing, &*common.fair);
-    let terms = Terms { rt: &common.rt, patience, multi_conn, admits, pacing, fair };
-    match enter(&*common.exports, stream, security, terms).await {
+    let is_leaving = &|| control.is_leaving();
+    let terms = Terms { rt: &common.rt, patience, multi_conn, admits, is_leaving, pacing, fair };
+    let Begin { stream, security, earlier } = begin;
+    let (received, agreed) = match earlier {
+        None => (Vec::new(), None),
+        Some(PassedClient { received, stage: Stage::Negotiation { agreed, .. }, .. }) => (received, Some(agreed)),
+        Some(PassedClient { received, unsent, stage: stage @ Stage::Transmission { .. }, .. }) => {
+            let chosen = resume(&*common.exports, stage).map_err(Broken::Resume)?;
+            control.outbox.begin_with(unsent);
+            return transmit(common, Inbox::after(stream, &received), chosen, control).await;
+        }
+    };
+    match enter(&*common.exports, Inbox::after(stream.clone(), &received), &security, agreed, terms).await {
         Err(Ended::Io(e)) if e.kind() == io::ErrorKind::TimedOut => Err(Broken::HandshakeTimeout(patience)),
-        Err(ended) if ended.is_a_farewell() => Ok(()),
+        Err(ended) if ended.is_a_farewell() => Ok(None),
         Err(ended) => Err(Broken::Negotiation(ended)),
+        Ok(Entered::Leaving(received, agreed)) => {
+            let stage = Stage::Negotiation { only: security.only(), with_tls: security.has_tls(), agreed };
+            Ok(stream.pass_on().map(|socket| PassedClient { socket, received, unsent: Vec::new(), stage }))
+        }
         Ok(Entered::Clear(inbox, chosen)) => transmit(common, inbox, chosen, control).await,
         Ok(Entered::Encrypted(inbox, chosen)) => {
             count(&common.counters.encrypted);
@@ -162,20 +216,34 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     }
 }
 
+/// Opens the export and the contexts that a client had chosen in another process.
+fn resume<X: Exports>(exports: &X, stage: Stage) -> forkdisk::Result<Chosen<X::Export>> {
+    let missing = |what: &str| Error::new(ErrorKind::NotFound, format!("{what} of a client is not there any more"));
+    let Stage::Transmission { export: name, read_only, style, contexts: names } = stage else {
+        return Err(missing("the export"));
+    };
+    let export = exports.open(&name)?;
+    let mut info = export.info();
+    info.read_only |= read_only;
+    let open = |name: &String| export.context(name).ok_or_else(|| missing("a context"));
+    let contexts = names.iter().map(open).collect::<forkdisk::Result<_>>()?;
+    Ok(Chosen { export, info, style, contexts, context_names: names })
+}
+
 /// Runs the transmission phase.
 async fn transmit<X: Exports, S: ByteStream>(
     common: &Common<X>,
     inbox: Inbox<S>,
     chosen: Chosen<X::Export>,
     control: &Rc<Control>,
-) -> Result<(), Broken> {
+) -> Result<Option<PassedClient>, Broken> {
     if control.is_draining() {
-        return Ok(());
+        return Ok(None);
     }
     let Common { rt, exports, options, counters, .. } = common;
     control.phase.set(Phase::Transmission);
     let (outbox, stream) = (control.outbox.clone(), inbox.stream().clone());
-    let Chosen { export, info, style, contexts } = chosen;
+    let Chosen { export, info, style, contexts, context_names } = chosen;
     let sender = {
         let (outbox, stream) = (outbox.clone(), stream.clone());
         rt.spawn(async move { outbox.run(stream, ReplyEncoder::new(style)).await })
@@ -193,11 +261,18 @@ async fn transmit<X: Exports, S: ByteStream>(
     outbox.close();
     sender.await;
     // The export is released when its last request ends.
-    control.export.take();
+    let export = control.export.take().map(|name| name()).unwrap_or_default();
     control.entering.take();
+    if let Ok(Some(received)) = &result
+        && let Some(socket) = stream.pass_on()
+    {
+        let stage = Stage::Transmission { export, read_only, style, contexts: context_names };
+        let (received, unsent) = (received.clone(), outbox.take_unsent());
+        return Ok(Some(PassedClient { socket, received, unsent, stage }));
+    }
     // All replies were sent; whether the client sees the end of the connection does not matter.
     let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
-    result
+    result.map(|_| None)
 }
 
 /// Waits for the requests in flight; disconnects a client that does not fetch their replies.
@@ -222,26 +297,41 @@ struct Reader<'a, X: Exports> {
 }
 
 impl<X: Exports> Reader<'_, X> {
-    async fn run<S: ByteStream>(self, mut inbox: Inbox<S>) -> Result<(), Broken> {
+    /// Returns the received bytes that belong to no started request if the connection leaves.
+    async fn run<S: ByteStream>(self, mut inbox: Inbox<S>) -> Result<Option<Vec<u8>>, Broken> {
         while !self.control.is_draining() {
+            if self.control.is_leaving() {
+                return Ok(Some(inbox.take_rest()));
+            }
             let Some((request, header)) = Request::decode(inbox.bytes(), self.session.style)? else {
-                if !inbox.fill().await? {
-                    return Ok(());
+                match inbox.fill().await {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(error) if is_interrupted(&error) => {}
+                    Err(error) => return Err(error.into()),
                 }
                 continue;
             };
             inbox.consume(header);
             // The size may have changed since the last request.
-            match request.check(self.session.export.size(), self.read_only) {
-                Ok(Action::Disconnect) => return Ok(()),
+            let begun = match request.check(self.session.export.size(), self.read_only) {
+                Ok(Action::Disconnect) => return Ok(None),
                 Ok(Action::BlockStatus { .. }) if self.session.contexts.is_empty() => {
-                    self.refuse(&mut inbox, &request, ErrorCode::Invalid).await?;
+                    self.refuse(&mut inbox, &request, ErrorCode::Invalid).await
                 }
-                Ok(action) => self.start(&mut inbox, &request, action).await?,
-                Err(code) => self.refuse(&mut inbox, &request, code).await?,
+                Ok(action) => self.start(&mut inbox, &request, action).await,
+                Err(code) => self.refuse(&mut inbox, &request, code).await,
+            };
+            match begun {
+                // A part of its data has arrived: the other process receives all of it from its beginning.
+                Err(Broken::Io(error)) if is_interrupted(&error) => {
+                    let rest = inbox.take_rest();
+                    return Ok(Some([request.encode(), rest].concat()));
+                }
+                begun => begun?,
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     async fn refuse(

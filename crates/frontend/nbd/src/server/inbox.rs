@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 
 use forkdisk::Buf;
-use forkdisk_uring::ByteStream;
+use forkdisk_uring::{ByteStream, is_interrupted};
 
 /// Size of the staging buffer in bytes: larger than any handshake message and than any request with
 /// a payload that is not received directly.
@@ -23,11 +23,24 @@ pub(super) struct Inbox<S> {
     staging: Buf,
     filled: Range<usize>,
     ask: usize,
+    /// The first bytes of a payload whose receive was interrupted.
+    interrupted: Vec<u8>,
 }
 
 impl<S: ByteStream> Inbox<S> {
-    pub(super) fn new(stream: S) -> Inbox<S> {
-        Inbox { stream, staging: Buf::zeroed(STAGING_BYTES), filled: 0..0, ask: STAGING_BYTES }
+    /// Creates the inbox of a connection of which these bytes have been received.
+    pub(super) fn after(stream: S, received: &[u8]) -> Inbox<S> {
+        let mut staging = Buf::zeroed(STAGING_BYTES + received.len());
+        staging[..received.len()].copy_from_slice(received);
+        Inbox { stream, staging, filled: 0..received.len(), ask: STAGING_BYTES, interrupted: Vec::new() }
+    }
+
+    /// Takes everything that was received and not consumed, a payload whose receive was interrupted included.
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
+        let mut rest = std::mem::take(&mut self.interrupted);
+        rest.extend_from_slice(self.bytes());
+        self.filled = 0..0;
+        rest
     }
 
     /// Returns the underlying stream.
@@ -50,7 +63,7 @@ impl<S: ByteStream> Inbox<S> {
     pub(super) async fn fill(&mut self) -> io::Result<bool> {
         self.make_room();
         let at = self.filled.end;
-        let ask = self.ask.min(STAGING_BYTES - at);
+        let ask = self.ask.min(self.staging.len() - at);
         let staging = std::mem::replace(&mut self.staging, Buf::zeroed(0));
         let (result, staging) = self.stream.recv(staging, at, ask).await;
         self.staging = staging;
@@ -77,16 +90,26 @@ impl<S: ByteStream> Inbox<S> {
             if len - have >= DIRECT_BYTES {
                 break;
             }
-            if !self.fill().await? {
-                return Ok(None);
+            match self.fill().await {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(e) => return self.stopped(&buf[..have], e),
             }
         }
         self.ask = LITTLE_BYTES;
         match self.stream.recv_exact(buf, have, len - have).await {
-            (Ok(()), buf) => Ok(Some(buf)),
-            (Err(e), _) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            (Err(e), _) => Err(e),
+            (Ok(()), buf, _) => Ok(Some(buf)),
+            (Err(e), _, _) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            (Err(e), buf, more) => self.stopped(&buf[..have + more], e),
         }
+    }
+
+    /// Keeps the bytes of a payload whose receive was interrupted.
+    fn stopped(&mut self, received: &[u8], error: io::Error) -> io::Result<Option<Buf>> {
+        if is_interrupted(&error) {
+            self.interrupted = received.to_vec();
+        }
+        Err(error)
     }
 
     /// Drops the next `len` bytes; returns `false` if the client closed its side before.
@@ -100,8 +123,12 @@ impl<S: ByteStream> Inbox<S> {
                 return Ok(true);
             }
             self.ask = STAGING_BYTES;
-            if !self.fill().await? {
-                return Ok(false);
+            match self.fill().await {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                // A payload that is dropped is received to its end.
+                Err(error) if is_interrupted(&error) => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -110,6 +137,9 @@ impl<S: ByteStream> Inbox<S> {
     fn make_room(&mut self) {
         if self.filled.is_empty() {
             self.filled = 0..0;
+            if self.staging.len() > STAGING_BYTES {
+                self.staging = Buf::zeroed(STAGING_BYTES);
+            }
         } else if self.filled.end > STAGING_BYTES / 2 {
             self.staging.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();

@@ -15,29 +15,31 @@ mod negotiate;
 mod options;
 mod outbox;
 mod pacing;
+mod passed;
 mod pool;
 mod session;
 mod statistics;
 mod sync;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt};
+use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt, Stream};
 
 pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
 pub use negotiate::Security;
 pub use options::ServerOptions;
+pub use passed::{Agreed, PassedClient, Stage};
 pub use pool::{PoolContext, PoolExport};
 pub use statistics::ServerStatistics;
 pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
-use connection::{Broken, Common, Control};
+use connection::{Begin, Broken, Common, Control, Waits};
 use fair::Fair;
 use log::LogLimit;
 use pacing::Pacing;
@@ -50,6 +52,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const ACCEPT_TO_CLOSE: Duration = Duration::from_millis(10);
 /// Interval of checks for stalled clients while a request waits for memory.
 const STALL_CHECK: Duration = Duration::from_millis(250);
+/// Interval at which clients that are being passed on are interrupted, when their sends are, too, and when those that
+/// have not stopped are disconnected.
+const LEAVING_CHECK: Duration = Duration::from_millis(1);
+const LEAVING_SENDS: Duration = Duration::from_millis(100);
+const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 
 /// An NBD server for a set of exports. Cheap to clone; all clones are the same server.
 pub struct Server<X> {
@@ -69,6 +76,9 @@ struct Clients {
     stop: Event,
     connected: RefCell<Vec<Rc<Control>>>,
     changed: WakeCell,
+    /// New clients are passed on to another process, too.
+    are_leaving: Cell<bool>,
+    passed: RefCell<Vec<PassedClient>>,
 }
 
 /// Stops a server; usable anywhere on the server's thread.
@@ -195,6 +205,47 @@ impl<X: Exports> Server<X> {
         }
     }
 
+    /// Stops all clients between two requests and returns them for another process, which continues them with
+    /// [`resume`](Self::resume). Requests in flight end first. Encrypted clients cannot be continued: they are
+    /// disconnected after their requests in flight. Clients that connect later are returned by a second call, after
+    /// their listeners have ended.
+    pub async fn pass_on(&self) -> Vec<PassedClient> {
+        let Common { rt, .. } = &self.state.common;
+        let clients = &self.state.clients;
+        clients.are_leaving.set(true);
+        let start = Instant::now();
+        loop {
+            let all = clients.connected.borrow().clone();
+            if all.is_empty() {
+                break;
+            }
+            if start.elapsed() > LEAVING_LIMIT {
+                self.state.log.warn(format_args!("disconnected {} clients: their requests do not end", all.len()));
+                all.iter().for_each(|control| control.disconnect());
+                break;
+            }
+            all.iter().for_each(|control| control.leave(Waits::Receive));
+            if start.elapsed() > LEAVING_SENDS {
+                all.iter().for_each(|control| control.leave(Waits::Send));
+            }
+            rt.sleep_for(LEAVING_CHECK).await;
+        }
+        clients.passed.take()
+    }
+
+    /// Continues a client of another process, protected by `security` if it has not chosen an export yet.
+    pub fn resume(&self, passed: PassedClient, security: Security) {
+        let PassedClient { socket, received, unsent, stage } = passed;
+        let security = match &stage {
+            Stage::Negotiation { only: Some(only), .. } => Security::Only(only.as_str().into()),
+            Stage::Negotiation { with_tls: true, .. } => security,
+            _ => Security::Clear,
+        };
+        let stream = Stream::from_fd(&self.state.common.rt, socket);
+        let earlier = Some(PassedClient { socket: (), received, unsent, stage });
+        self.begin(Begin { stream, security, earlier });
+    }
+
     /// Serves a connection that the caller accepted, unless there are too many.
     pub fn welcome(&self, stream: impl ByteStream) {
         self.welcome_as(stream, Security::Clear);
@@ -211,18 +262,28 @@ impl<X: Exports> Server<X> {
             state.log.warn(format_args!("refused a connection: there are {most} already (max_connections)"));
             return;
         }
-        let control = Control::new(&stream);
+        self.begin(Begin { stream, security, earlier: None });
+    }
+
+    fn begin(&self, begin: Begin<impl ByteStream>) {
+        let state = self.state.clone();
+        let control = Control::new(&begin.stream);
+        if state.clients.are_leaving.get() {
+            control.leave(Waits::Receive);
+        }
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };
-        let state = state.clone();
         let rt = state.common.rt.clone();
         rt.spawn(async move {
             let admits = |export: &str| state.admits(&place.control, export);
-            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control, &admits).await {
-                let counters = &state.common.counters;
-                let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
-                count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
-                state.log.warn(format_args!("closed a connection: {e}"));
+            match connection::serve(&state.common, begin, &place.control, &admits).await {
+                Ok(passed) => state.clients.passed.borrow_mut().extend(passed),
+                Err(e) => {
+                    let counters = &state.common.counters;
+                    let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
+                    count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
+                    state.log.warn(format_args!("closed a connection: {e}"));
+                }
             }
         });
     }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkdisk::{Error, ErrorKind};
-use forkdisk_uring::{ByteStream, Rt};
+use forkdisk_uring::{ByteStream, Rt, is_interrupted};
 
 use super::contexts::CHANGED;
 use super::export::{Export, Exports};
 use super::fair::Fair;
 use super::inbox::Inbox;
 use super::pacing::Pacing;
+use super::passed::Agreed;
 use crate::codec::{
     ExportInfo, GREETING, Handshake, InfoRequests, MAX_CONTEXTS, Message, OPT_ABORT, OPT_EXTENDED_HEADERS, OPT_GO,
     OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OptionReplies,
@@ -63,6 +64,7 @@ pub(super) struct Chosen<E: Export> {
     pub(super) style: ReplyStyle,
     /// Chosen contexts; their numbers are their positions, from 1 on.
     pub(super) contexts: Vec<E::Context>,
+    pub(super) context_names: Vec<String>,
 }
 
 /// Protection of a listener's clients.
@@ -80,6 +82,20 @@ pub enum Security {
     Only(Arc<str>),
 }
 
+impl Security {
+    /// Returns the only export that a client may open.
+    pub(super) fn only(&self) -> Option<String> {
+        match self {
+            Security::Only(name) => Some(name.to_string()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn has_tls(&self) -> bool {
+        matches!(self, Security::Offered(_) | Security::Required(_))
+    }
+}
+
 /// Limits of a negotiation, and the properties it reports.
 #[derive(Clone, Copy)]
 pub(super) struct Terms<'a> {
@@ -90,6 +106,8 @@ pub(super) struct Terms<'a> {
     pub(super) multi_conn: bool,
     /// Called once, with the name of the export that the client is about to open.
     pub(super) admits: &'a dyn Fn(&str) -> bool,
+    /// Whether the connection goes to another process.
+    pub(super) is_leaving: &'a dyn Fn() -> bool,
     /// Limits the CPU time of all handshakes.
     pub(super) pacing: &'a Pacing,
     /// Counts requests of clients that have chosen an export.
@@ -107,24 +125,31 @@ impl Terms<'_> {
 pub(super) enum Entered<S, E: Export> {
     Clear(Inbox<S>, Chosen<E>),
     Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
+    /// It leaves: the bytes that were received and not used, and what was agreed upon.
+    Leaving(Vec<u8>, Agreed),
 }
 
 /// Greets a client and negotiates until its next byte belongs to a request. Fails with `TimedOut`
-/// if the client takes too long.
+/// if the client takes too long. `agreed`: it was greeted by another process.
 pub(super) async fn enter<X: Exports, S: ByteStream>(
     exports: &X,
-    stream: S,
+    mut inbox: Inbox<S>,
     security: &Security,
+    agreed: Option<Agreed>,
     terms: Terms<'_>,
 ) -> Result<Entered<S, X::Export>, Ended> {
-    let mut inbox = Inbox::new(stream.clone());
-    let mut handshake = Handshake::new();
+    let stream = inbox.stream().clone();
+    let mut handshake = Handshake::resume(agreed.as_ref().and_then(|agreed| agreed.no_zeroes));
     let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), terms);
-    clear.out.extend_from_slice(&GREETING);
+    match agreed {
+        Some(agreed) => clear.resume(agreed)?,
+        None => clear.out.extend_from_slice(&GREETING),
+    }
     clear.send().await?;
     let tls = match clear.run(&mut handshake, &mut inbox).await? {
         Next::Transmission(chosen) => return Ok(Entered::Clear(inbox, chosen)),
         Next::StartTls(tls) => tls,
+        Next::Leaving(agreed) => return Ok(Entered::Leaving(inbox.take_rest(), agreed)),
     };
     // Drops the inbox with everything received after STARTTLS, and all that was negotiated.
     drop((clear, inbox));
@@ -134,10 +159,12 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     if let Some(identity) = &identity {
         tracing::debug!(client = %identity, "a client presented its certificate");
     }
-    let mut inbox = Inbox::new(stream.clone());
+    let mut inbox = Inbox::after(stream.clone(), &[]);
     let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
     match Negotiation::new(exports, &stream, policy, terms).run(&mut handshake, &mut inbox).await? {
         Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
+        // The state of an encrypted connection lies in this process.
+        Next::Leaving(_) => Err(Ended::Left),
         Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
     }
 }
@@ -157,6 +184,15 @@ enum Policy<'a> {
 enum Next<E: Export> {
     StartTls(Tls),
     Transmission(Chosen<E>),
+    Leaving(Agreed),
+}
+
+/// Contexts that a client has chosen.
+struct Contexts<E: Export> {
+    /// Their export.
+    of: String,
+    names: Vec<String>,
+    open: Vec<E::Context>,
 }
 
 struct Negotiation<'a, X: Exports, S> {
@@ -166,14 +202,30 @@ struct Negotiation<'a, X: Exports, S> {
     terms: Terms<'a>,
     out: Vec<u8>,
     style: ReplyStyle,
-    /// Chosen contexts, and the name of their export.
-    contexts: Option<(String, Vec<<X::Export as Export>::Context>)>,
+    contexts: Option<Contexts<X::Export>>,
 }
 
 impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>, terms: Terms<'a>) -> Self {
         let (out, style) = (Vec::new(), ReplyStyle::Simple);
         Negotiation { exports, stream, policy, terms, out, style, contexts: None }
+    }
+
+    /// Continues with what another process had agreed upon.
+    fn resume(&mut self, agreed: Agreed) -> Result<(), Ended> {
+        self.style = agreed.style;
+        if let Some((of, names)) = agreed.contexts {
+            let export = self.exports.open(&of).map_err(|error| Ended::Refused(of.clone(), error))?;
+            let open = names.iter().filter_map(|name| export.context(name)).collect();
+            self.contexts = Some(Contexts { of, names, open });
+        }
+        Ok(())
+    }
+
+    /// Returns what was agreed upon so far; `None` within an option.
+    fn agreed(&self, handshake: &Handshake) -> Option<Agreed> {
+        let contexts = self.contexts.as_ref().map(|contexts| (contexts.of.clone(), contexts.names.clone()));
+        Some(Agreed { no_zeroes: handshake.resumable()?, style: self.style, contexts })
     }
 
     /// Answers options until an export is chosen or TLS is to be started. The timeout counts from
@@ -185,9 +237,17 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             let step = handshake.advance(inbox.bytes())?;
             inbox.consume(step.consumed);
             let Some(message) = step.message else {
+                if (self.terms.is_leaving)()
+                    && let Some(agreed) = self.agreed(handshake)
+                {
+                    return Ok(Next::Leaving(agreed));
+                }
                 let left = patience.saturating_sub(since.elapsed());
-                if !rt.timeout(left, inbox.fill()).await.map_err(|_| late())?? {
-                    return Err(Ended::Left);
+                match rt.timeout(left, inbox.fill()).await.map_err(|_| late())? {
+                    Ok(true) => {}
+                    Ok(false) => return Err(Ended::Left),
+                    Err(error) if is_interrupted(&error) => {}
+                    Err(error) => return Err(error.into()),
                 }
                 continue;
             };
@@ -406,8 +466,9 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
 
     /// Enters an export; drops contexts that were chosen for another export.
     fn enter(&mut self, export: X::Export, info: ExportInfo) -> Chosen<X::Export> {
-        let contexts = self.contexts.take().filter(|(name, _)| *name == info.name);
-        Chosen { export, info, style: self.style, contexts: contexts.map_or_else(Vec::new, |(_, list)| list) }
+        let contexts = self.contexts.take().filter(|contexts| contexts.of == info.name);
+        let (context_names, contexts) = contexts.map(|contexts| (contexts.names, contexts.open)).unwrap_or_default();
+        Chosen { export, info, style: self.style, contexts, context_names }
     }
 
     /// Answers LIST_META_CONTEXT or SET_META_CONTEXT. For listing, a name that ends with a colon
@@ -446,7 +507,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         let mut replies = self.replies(OPT_SET_META_CONTEXT);
         names.iter().zip(1..).for_each(|(name, id)| replies.context(id, name));
         replies.ack();
-        self.contexts = Some((name, contexts));
+        self.contexts = Some(Contexts { of: name, names, open: contexts });
     }
 
     async fn list_contexts(&mut self, export: &X::Export, of: &str, queries: &[String]) -> io::Result<()> {

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{ByteStream, Piece};
+use forkdisk_uring::{ByteStream, Piece, is_interrupted};
 
 use super::budget::Permit;
 use super::sync::WakeCell;
@@ -60,6 +60,8 @@ pub(super) struct Outbox {
     sent: Cell<u64>,
     /// A time, and how many replies had been pushed by then.
     mark: Cell<Option<(Instant, u64)>>,
+    /// Bytes that the client did not fetch before its connection was passed on, or before this process got it.
+    unsent: RefCell<Option<Vec<u8>>>,
 }
 
 impl Outbox {
@@ -89,20 +91,40 @@ impl Outbox {
         }
     }
 
-    /// Sends replies until the outbox is closed. If a send fails, shuts the connection down and
-    /// drops further replies.
+    /// Sets the bytes that [`run`](Self::run) sends first.
+    pub(super) fn begin_with(&self, unsent: Vec<u8>) {
+        *self.unsent.borrow_mut() = Some(unsent).filter(|unsent| !unsent.is_empty());
+    }
+
+    /// Takes the bytes that were not sent because the send was interrupted.
+    pub(super) fn take_unsent(&self) -> Vec<u8> {
+        self.unsent.take().unwrap_or_default()
+    }
+
+    /// Sends replies until the outbox is closed. After an interruption it keeps them instead. If a send fails, shuts
+    /// the connection down and drops further replies.
     pub(super) async fn run(&self, stream: impl ByteStream, encoder: ReplyEncoder) {
         let mut batch = Batch::default();
         let mut broken = false;
-        while self.next(&mut batch, encoder).await {
-            if !broken {
+        let unsent = self.unsent.take();
+        batch.pieces.extend(unsent.map(Piece::from));
+        while !batch.pieces.is_empty() || self.next(&mut batch, encoder).await {
+            if let Some(unsent) = &mut *self.unsent.borrow_mut() {
+                batch.pieces.iter().for_each(|piece| unsent.extend_from_slice(piece.bytes()));
+            } else if !broken {
                 let (result, pieces) = stream.send_vectored(std::mem::take(&mut batch.pieces)).await;
                 batch.pieces = pieces;
-                if let Err(error) = result {
-                    tracing::debug!(%error, "a client disconnected with unsent replies");
-                    // Tasks that wait for requests of this client see the end of the stream.
-                    let _ = stream.shutdown(Shutdown::Both);
-                    broken = true;
+                match result {
+                    Ok(()) => {}
+                    Err(error) if is_interrupted(&error) => {
+                        *self.unsent.borrow_mut() = Some(batch.pieces.iter().flat_map(Piece::bytes).copied().collect());
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "a client disconnected with unsent replies");
+                        // Tasks that wait for requests of this client see the end of the stream.
+                        let _ = stream.shutdown(Shutdown::Both);
+                        broken = true;
+                    }
                 }
             }
             self.sent.set(self.sent.get() + batch.permits.len() as u64);

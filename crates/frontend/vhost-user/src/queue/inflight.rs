@@ -5,6 +5,7 @@
 //! descriptor. Parts begin at multiples of 64 bytes.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
@@ -15,6 +16,7 @@ use vm_memory::{Bytes, VolatileMemory};
 
 use crate::foreign_file::ForeignFile;
 use crate::memory::{Refusal, SharedMapping, map};
+use crate::passed::{PassedInflight, duplicate};
 
 const ALIGN_BYTES: usize = 64;
 const HEADER_BYTES: usize = 16;
@@ -65,6 +67,15 @@ impl Inflight {
             ));
         }
         Ok(Inflight { mapping: Rc::new(map(file, offset, len)?), queue_size, queues })
+    }
+
+    /// Returns the memory for another process.
+    pub fn passed(&self) -> io::Result<PassedInflight<OwnedFd>> {
+        let memory = &self.mapping.memory;
+        let file = memory.file_offset().ok_or(io::ErrorKind::NotFound)?;
+        let (offset, len) = (file.start(), memory.len() as u64);
+        let (queues, queue_size) = (self.queues, self.queue_size);
+        Ok(PassedInflight { file: duplicate(file.file())?, offset, len, queues, queue_size })
     }
 
     /// Returns the part of queue `index`, if it has one for `size` descriptors.

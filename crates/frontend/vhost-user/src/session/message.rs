@@ -76,9 +76,8 @@ impl Message {
     }
 }
 
-/// Receives the next message; `None` when the peer has closed the connection.
+/// Receives the next message, which has begun to arrive; `None` when the peer has closed the connection.
 pub async fn receive(rt: &Rt, stream: &Stream, stall: Duration) -> Result<Option<Message>, Closed> {
-    stream.readable().await?;
     let rest = async {
         let (mut header, mut files) = ([0; HEADER_BYTES], Vec::new());
         let mut done = 0;

@@ -7,7 +7,9 @@ mod message;
 mod vring;
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -34,6 +36,7 @@ use crate::event::Changes;
 use crate::foreign_file::ForeignFile;
 use crate::memory::{MAX_REGIONS, Memory};
 use crate::options::ServerOptions;
+use crate::passed::{PassedInflight, PassedRegion, PassedSession};
 use crate::queue::{Device, Inflight};
 use message::{Message, encode, receive, send, send_with};
 use vring::{Addresses, MAX_QUEUE_SIZE, Vring};
@@ -46,6 +49,7 @@ pub struct Control {
     /// The connection to the front end.
     pub stream: Stream,
     is_closing: Cell<bool>,
+    is_leaving: Cell<bool>,
     changes: Changes,
     /// The channel on which the front end takes requests.
     channel: RefCell<Option<Stream>>,
@@ -53,13 +57,19 @@ pub struct Control {
 
 impl Control {
     pub fn new(stream: Stream) -> Rc<Control> {
-        let (is_closing, changes, channel) = Default::default();
-        Rc::new(Control { stream, is_closing, changes, channel })
+        let (is_closing, is_leaving, changes, channel) = Default::default();
+        Rc::new(Control { stream, is_closing, is_leaving, changes, channel })
     }
 
     /// Ends the session after its requests in flight.
     pub fn close(&self) {
         self.is_closing.set(true);
+        self.changes.wake();
+    }
+
+    /// Ends the session between two messages, after its requests in flight, to be passed on.
+    pub fn leave(&self) {
+        self.is_leaving.set(true);
         self.changes.wake();
     }
 
@@ -116,34 +126,89 @@ impl<X: Disks> Session<X> {
         session
     }
 
-    /// Serves the front end until it has gone or the session is closed. All requests have ended when this returns.
-    pub async fn run(mut self) -> Result<(), Closed> {
+    /// Serves the front end until it has gone or the session is closed. All requests have ended when this returns. If
+    /// the session leaves, returns what another process needs to continue it.
+    pub async fn run(mut self) -> Result<Option<PassedSession>, Closed> {
         let outcome = self.converse().await;
         self.control.is_closing.set(true);
         for vring in &mut self.vrings {
-            vring.stop().await;
+            vring.pause().await;
+        }
+        if outcome.is_ok() && self.control.is_leaving.get() {
+            match self.passed() {
+                Ok(passed) => return Ok(Some(passed)),
+                Err(error) => tracing::warn!("a session cannot be passed on: {error}"),
+            }
         }
         if let Some(channel) = self.control.channel.take() {
             let _ = channel.shutdown(Shutdown::Both);
         }
         // Others hold the connection, too. Fails if the front end has closed it already.
         let _ = self.control.stream.shutdown(Shutdown::Both);
-        outcome
+        outcome.map(|()| None)
+    }
+
+    fn passed(&self) -> io::Result<PassedSession> {
+        let device = &self.device;
+        let channel = self.control.channel.borrow().as_ref().map(Stream::pass_on).transpose()?;
+        let inflight = self.inflight.as_ref().map(Inflight::passed).transpose()?;
+        let memory = device.memory.borrow().passed()?;
+        let queues = self.vrings.iter().map(Vring::passed).collect::<io::Result<_>>()?;
+        Ok(PassedSession {
+            disk: device.disk.info().name,
+            socket: self.control.stream.pass_on()?,
+            block_size: device.options.block_size,
+            features: self.features,
+            protocol: self.protocol.bits(),
+            is_writeback: self.is_writeback,
+            status: self.status,
+            channel,
+            inflight,
+            memory,
+            queues,
+        })
+    }
+
+    /// Continues a session of another process, with its queues.
+    pub fn resume(&mut self, passed: PassedSession<OwnedFd>) -> Result<(), String> {
+        let PassedSession { features, protocol, is_writeback, status, channel, inflight, memory, queues, .. } = passed;
+        (self.features, self.is_writeback, self.status) = (features, is_writeback, status);
+        self.protocol = Protocol::from_bits_truncate(protocol);
+        self.choose_cache();
+        let channel = channel.map(|channel| Stream::from_fd(&self.device.rt, channel));
+        *self.control.channel.borrow_mut() = channel;
+        self.inflight = inflight
+            .map(|PassedInflight { file, offset, len, queues, queue_size }| {
+                Inflight::of(File::from(file).into(), offset, len, queues, queue_size)
+            })
+            .transpose()?;
+        let mut all = Memory::default();
+        for PassedRegion { file, offset, len, guest, user } in memory {
+            all = all.with(&VhostUserMemoryRegion::new(guest, len, user, offset), File::from(file).into())?;
+        }
+        *self.device.memory.borrow_mut() = Rc::new(all);
+        for (vring, queue) in self.vrings.iter_mut().zip(queues) {
+            vring.resume(&self.device.rt, queue).map_err(|error| error.to_string())?;
+        }
+        (0..self.vrings.len()).try_for_each(|index| self.start(index as u32))
     }
 
     async fn converse(&mut self) -> Result<(), Closed> {
         loop {
             let (device, control) = (self.device.clone(), self.control.clone());
             let stall = device.options.stall_timeout;
-            let mut next = pin!(receive(&device.rt, &control.stream, stall));
-            let received = poll_fn(|cx| {
-                if control.is_closing.get() {
-                    return Poll::Ready(Ok(None));
+            let mut arrives = pin!(control.stream.readable());
+            let arrived = poll_fn(|cx| {
+                if control.is_closing.get() || control.is_leaving.get() {
+                    return Poll::Ready(Ok(false));
                 }
                 control.changes.register(cx);
-                next.as_mut().poll(cx)
+                arrives.as_mut().poll(cx).map_ok(|()| true)
             });
-            let Some(message) = received.await? else { return Ok(()) };
+            if !arrived.await? {
+                return Ok(());
+            }
+            let Some(message) = receive(&device.rt, &control.stream, stall).await? else { return Ok(()) };
             let (code, needs_reply) = (message.code, message.needs_reply);
             let handled = self.handle(message).await;
             let has_acks = self.protocol.contains(Protocol::REPLY_ACK) && needs_reply;

@@ -1,14 +1,17 @@
 //! The state of one virtqueue as the front end sets it up, from its first message to its start and stop.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use forkdisk_uring::EventFd;
+use forkdisk_uring::{EventFd, Rt};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
 use crate::config::EVENT_IDX_FLAG;
 use crate::disk::Disks;
 use crate::memory::Memory;
+use crate::passed::{PassedQueue, duplicate};
 use crate::queue::{Device, Inflight, Running, Start};
 
 /// Most descriptors of a queue.
@@ -143,6 +146,39 @@ impl<X: Disks> Vring<X> {
         }
         self.kick = None;
         self.base
+    }
+
+    /// Stops the queue after its requests in flight. It can be started again where it was.
+    pub async fn pause(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.base = running.stop().await;
+        }
+    }
+
+    /// Returns a queue that is paused for another process.
+    pub fn passed(&self) -> io::Result<PassedQueue<OwnedFd>> {
+        let Addresses { descriptors, available, used } = self.addresses;
+        let passed = |event: &Option<Rc<EventFd>>| event.as_deref().map(duplicate).transpose();
+        Ok(PassedQueue {
+            size: self.size,
+            addresses: [descriptors, available, used],
+            base: self.base,
+            is_enabled: self.is_enabled,
+            kick: passed(&self.kick)?,
+            call: passed(&self.call)?,
+            fault: passed(&self.fault)?,
+        })
+    }
+
+    /// Takes the state of a queue of another process, and does not start it.
+    pub fn resume(&mut self, rt: &Rt, passed: PassedQueue<OwnedFd>) -> io::Result<()> {
+        let PassedQueue { size, addresses: [descriptors, available, used], base, is_enabled, kick, call, fault } =
+            passed;
+        let event = |fd: Option<OwnedFd>| fd.map(|fd| EventFd::from_fd(rt, fd).map(Rc::new)).transpose();
+        let addresses = Addresses { descriptors, available, used };
+        let (kick, call, fault) = (event(kick)?, event(call)?, event(fault)?);
+        *self = Vring { index: self.index, size, addresses, base, kick, call, fault, is_enabled, running: None };
+        Ok(())
     }
 
     /// Stops the queue until it is enabled again. The front end keeps what it has set.

@@ -1,0 +1,81 @@
+//! A daemon in the foreground keeps its process number over upgrades: the first process waits for the end of the one
+//! that serves, passes on signals, and ends with the same status.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forkdisk_uring::{Config, Rt, block_on};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, set_parent_process_death_signal, wait,
+};
+
+/// Exit status of a process that a signal ended, less the signal's number.
+const SIGNALLED_STATUS: i32 = 128;
+/// Interval at which the end of the last process is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+const RING_ENTRIES: u32 = 8;
+
+/// Waits for the end of all children, those of later upgrades included. Returns the status of the
+/// last one.
+pub fn wait_for_children() -> Result<ExitCode> {
+    // When a child passes on to its own child and ends, that one becomes a child of this process.
+    set_child_subreaper(Some(getpid())).context("keeping processes of later upgrades")?;
+    let mut config = Config::default();
+    config.entries = RING_ENTRIES;
+    config.buffers.clear();
+    block_on(config, |runtime| async move {
+        let forwarded = [Signal::TERM, Signal::INT, Signal::HUP];
+        let wanted: Vec<i32> = forwarded.iter().chain([&Signal::CHILD]).map(|signal| signal.as_raw()).collect();
+        let signals = runtime.signals(&wanted)?;
+        let mut status = 0;
+        loop {
+            loop {
+                match wait(WaitOptions::NOHANG) {
+                    Ok(Some((_, ended))) => {
+                        let signal = ended.terminating_signal().map(|signal| SIGNALLED_STATUS + signal);
+                        status = ended.exit_status().or(signal).unwrap_or(status);
+                    }
+                    Ok(None) => break,
+                    Err(Errno::CHILD) => return Ok(ExitCode::from(u8::try_from(status).unwrap_or(1))),
+                    Err(error) => return Err(error).context("waiting for the process that serves"),
+                }
+            }
+            let signal = signals.recv().await.context("signals cannot be received")?;
+            if let Some(signal) = forwarded.iter().find(|forwarded| forwarded.as_raw() == signal) {
+                for child in children() {
+                    // It may have ended.
+                    let _ = kill_process(child, *signal);
+                }
+            }
+        }
+    })?
+}
+
+/// Returns the children of this process.
+fn children() -> Vec<Pid> {
+    let own = getpid();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name, which may contain anything: the state and the parent.
+        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
+        parent == Some(own.as_raw_nonzero().get())
+    };
+    pids.filter(is_child).filter_map(Pid::from_raw).collect()
+}
+
+/// Ends this process if the first process of a daemon in the foreground is killed. `stays`: that is the one from which
+/// this process took over.
+pub async fn follow_parent(runtime: Rt, stays: bool) {
+    let first = getppid();
+    while !stays && getppid() == first {
+        runtime.sleep_for(LOOK).await;
+    }
+    // Without such a process the parent is that of the system, or a service manager's.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        tracing::debug!(%error, "a kill of the first process does not end this one");
+    }
+}

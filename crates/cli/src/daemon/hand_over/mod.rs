@@ -1,0 +1,54 @@
+//! Upgrades: a new program takes over from a running daemon, with its sockets, sessions, mounts and devices.
+//!
+//! The old process starts the new program and serves on until that says that it is ready. Then it stops every client
+//! between two requests, closes the pool, and passes all descriptors and what was agreed upon. The new process opens
+//! the pool and says so; with the answer of the old one it continues all clients. Until that answer the old process
+//! can continue them itself, which it does if the new program fails.
+
+mod channel;
+mod foreground;
+mod predecessor;
+mod state;
+mod successor;
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+pub use foreground::{follow_parent, wait_for_children};
+pub use predecessor::{Predecessor, tell_failure};
+pub use state::{PassedListener, PassedMount, State};
+pub use successor::Successor;
+
+/// Environment variable that marks a program that takes over.
+const MARK: &str = "FORKDISK_HAND_OVER";
+/// Version of the state that is passed. Fields can be added without a new one.
+const FORMAT_VERSION: u32 = 1;
+
+/// What the two processes tell each other.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    /// From the new process: it can take over.
+    Ready { format: u32 },
+    /// From the new process: it cannot.
+    Failed { why: String },
+    /// From the old process, with all descriptors.
+    State(Box<State<usize>>),
+    /// From the new process: the pool is open.
+    Taken,
+    /// From the old process: continue. `stays`: it waits for the end of the new one.
+    Continue { stays: bool },
+}
+
+/// Returns whether this process took over from another one, or is about to.
+pub fn has_predecessor() -> bool {
+    env::var_os(MARK).is_some()
+}
+
+/// Returns the folder in which the daemon was started, to which its arguments relate.
+pub fn starting_folder() -> &'static PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| env::current_dir().unwrap_or_else(|_| PathBuf::from("/")))
+}

@@ -1,0 +1,118 @@
+//! The new program, as the old process sees it.
+
+use std::env;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use forkdisk_uring::{Rt, Watched};
+
+use super::channel::Channel;
+use super::state::State;
+use super::{FORMAT_VERSION, MARK, Message, starting_folder};
+use crate::daemon::detach;
+
+/// How long the program may take until it is ready, and to open the pool.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+const TAKE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A program that was started to take over, and has not yet. Killed when dropped.
+pub struct Successor {
+    program: PathBuf,
+    child: Option<Child>,
+    channel: Channel,
+}
+
+impl Successor {
+    /// Starts `program` with the arguments of this process; returns when it is ready.
+    pub async fn start(runtime: &Rt, program: &Path) -> Result<Successor> {
+        let (ours, theirs) = UnixStream::pair().context("a pair of sockets")?;
+        let mut command = Command::new(program);
+        command.args(env::args_os().skip(1)).env(MARK, "1").stdin(Stdio::from(OwnedFd::from(theirs)));
+        for passed_before in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
+            command.env_remove(passed_before);
+        }
+        if starting_folder().is_dir() {
+            command.current_dir(starting_folder());
+        }
+        if !detach::is_detached() {
+            // Signals of a terminal reach the process that was started there, which passes them on.
+            command.process_group(0);
+        }
+        let child = command.spawn().with_context(|| format!("{}: cannot be started", program.display()))?;
+        drop(command);
+        let watched = Watched::new(runtime, ours.try_clone().context("a socket")?.into());
+        let successor = Successor { program: program.to_path_buf(), child: Some(child), channel: Channel::new(ours) };
+        let ready = runtime.timeout(READY_LIMIT, watched.readable()).await;
+        ensure!(ready.is_ok(), "{} was not ready within {READY_LIMIT:?}", program.display());
+        successor.expect_ready()
+    }
+
+    fn expect_ready(mut self) -> Result<Successor> {
+        self.channel.set_patience(Some(READY_LIMIT))?;
+        match self.receive()? {
+            Message::Ready { format: FORMAT_VERSION } => Ok(self),
+            Message::Ready { format } => {
+                bail!(
+                    "{} passes on connections by format {format}, and this daemon by {FORMAT_VERSION}",
+                    self.program.display()
+                )
+            }
+            Message::Failed { why } => bail!("{}: {why}", self.program.display()),
+            other => bail!("{} sent {other:?}", self.program.display()),
+        }
+    }
+
+    /// Receives a message; fails if the program has ended.
+    fn receive(&mut self) -> Result<Message> {
+        let program = self.program.display();
+        match self.channel.receive().with_context(|| format!("{program}: waiting for it"))? {
+            Some((message, _)) => Ok(message),
+            None => match self.child.as_mut().map(Child::wait) {
+                Some(Ok(status)) => bail!("{program} ended without taking over: {status}; its log says why"),
+                _ => bail!("{program} ended without taking over"),
+            },
+        }
+    }
+
+    /// Passes on the state; returns when the program has opened the pool and will continue the clients.
+    pub fn pass(&mut self, state: State<usize>, files: &[OwnedFd]) -> Result<()> {
+        self.channel.set_patience(Some(TAKE_LIMIT))?;
+        self.channel.send(&Message::State(Box::new(state)), files)?;
+        match self.receive()? {
+            Message::Taken => Ok(()),
+            Message::Failed { why } => bail!("{}: {why}", self.program.display()),
+            other => bail!("{} sent {other:?}", self.program.display()),
+        }
+    }
+
+    /// Lets the program continue the clients. From now on this process must not. `stays`: it waits for the program's
+    /// end.
+    pub fn release(mut self, stays: bool) {
+        // If it has ended meanwhile, a later daemon finds the pool as after a kill.
+        let told = self.channel.send(&Message::Continue { stays }, &[]);
+        if let Err(error) = told {
+            tracing::error!("{}: {error:#}", self.program.display());
+        }
+        self.child = None;
+    }
+
+    /// Returns the process id of the program.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Fails if it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
