@@ -216,6 +216,10 @@ impl Server {
         self.child.id()
     }
 
+    pub fn child_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
     pub fn socket(&self) -> &Path {
         &self.socket
     }

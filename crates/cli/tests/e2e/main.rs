@@ -65,6 +65,7 @@ mod stopping;
 mod thin_device;
 mod tls;
 mod under_load;
+mod upgrade;
 mod vanishing;
 mod verbs;
 mod vhost_user;

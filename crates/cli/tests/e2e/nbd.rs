@@ -103,6 +103,11 @@ impl Client {
         self.send(WRITE, 0, offset, len, data)
     }
 
+    /// Sends the rest of the data of a write.
+    pub fn start_rest(&mut self, data: &[u8]) -> io::Result<()> {
+        self.stream.write_all(data)
+    }
+
     /// Sends a request and does not wait for its reply; returns its cookie.
     pub fn start(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<u64> {
         self.send(kind, flags, offset, len, data)?;

@@ -249,6 +249,31 @@ fn interrupted(rounds: u32, interrupt: impl Fn(Server)) {
 }
 
 #[test]
+fn no_request_is_lost_over_twenty_upgrades() {
+    let lab = Lab::with_pool("256M");
+    lab.ok(&["create", "pool.img/a", "--size", "16M"]);
+    let server = serve(&lab, &[]);
+    let mut guest = connect(&lab, "a");
+    let mut writer = Writer::new((16 << 20) / PAGE, 32);
+    for round in 0..20 {
+        writer.run_for(&mut guest, Duration::from_millis(u64::from(20 + round % 5 * 7u32)));
+        writer.fill(&mut guest);
+        let upgraded = lab.json(&["upgrade", POOL]);
+        assert_eq!(upgraded["connections"], 2, "{upgraded}");
+        // Without a new connection of the front end.
+        if round % 4 == 0 {
+            writer.verify(&mut guest);
+        }
+    }
+    writer.verify(&mut guest);
+    lab.ok(&["resize", "pool.img/a", "--size", "32M"]);
+    assert_eq!(guest.capacity().unwrap(), 32 << 20);
+    drop(guest);
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
 fn no_request_is_lost_or_done_twice_over_twenty_killed_daemons() {
     interrupted(20, Server::kill);
 }
