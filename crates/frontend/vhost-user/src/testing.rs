@@ -1,6 +1,8 @@
 //! The other side, for tests and benchmarks: a front end with the memory of a guest, and the driver in it. Calls block
 //! the thread, so it runs on another one than the server.
 
+mod load;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,6 +20,8 @@ use virtio_queue::desc::split::Descriptor;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use load::{Events, Request};
 
 /// Bytes of the memory in which each queue has its rings and headers.
 const RINGS_BYTES: u64 = 1 << 20;

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use forkdisk_vhost_user::ServerOptions;
-use forkdisk_vhost_user::testing::Guest;
+use forkdisk_vhost_user::testing::{Guest, Request};
 use support::{Fixture, Order, disk, one_disk};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -165,6 +165,31 @@ fn a_ring_wraps_many_times_without_event_index_too() {
             let done = queue.wait(10).unwrap();
             assert_eq!(queue.data(done.slot, 1).unwrap(), [(round % 1000) as u8]);
         }
+    }
+}
+
+#[test]
+fn a_load_is_carried_out_with_and_without_event_index() {
+    for without in [0, 1 << 29] {
+        let server = one_disk();
+        let mut guest = Guest::connect(&server.socket("d"), 1, 32, 4096).unwrap();
+        guest.frontend.get_vring_base(0).unwrap();
+        guest.features &= !without;
+        guest.frontend.set_features(guest.features).unwrap();
+        guest.restart().unwrap();
+        let queue = &mut guest.queues[0];
+        (0..8).for_each(|slot| queue.fill(slot, &[7; 4096]).unwrap());
+        let write = |i: u64| Request { kind: OUT, offset: i % 200 * 4096, len: 4096 };
+        let flush = Request { kind: FLUSH, offset: 0, len: 0 };
+        let requests = (0..20_000).flat_map(|i| [write(i), flush]).chain([flush]);
+        let events = queue.run(8, requests, Duration::from_secs(10)).unwrap();
+        assert_eq!(events.requests, 40_001);
+        assert!(events.waits <= events.requests && events.kicks <= events.requests, "{events:?}");
+        let beyond = [Request { kind: IN, offset: 1 << 40, len: 4096 }];
+        assert!(queue.run(8, beyond.into_iter(), Duration::from_secs(10)).is_err());
+        drop(guest);
+        let bytes = &server.end()["d"].2;
+        assert!(bytes[..200 * 4096].iter().all(|&byte| byte == 7) && bytes[200 * 4096..].iter().any(|&byte| byte != 7));
     }
 }
 
