@@ -136,6 +136,25 @@ fn short(result: i32) -> io::Error {
     }
 }
 
+/// Returns the CPU time of a process so far: of all its threads, ended ones and the kernel's workers for it included.
+pub fn cpu_of(pid: u32) -> io::Result<std::time::Duration> {
+    let mut clock: libc::clockid_t = 0;
+    let mut time = std::mem::MaybeUninit::<libc::timespec>::zeroed();
+    // SAFETY: `clock` has room for a number of a clock.
+    match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) } {
+        0 => {}
+        error => return Err(io::Error::from_raw_os_error(error)),
+    }
+    // SAFETY: `time` has room for the struct, which is valid with any numbers.
+    let time = unsafe {
+        if libc::clock_gettime(clock, time.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        time.assume_init()
+    };
+    Ok(std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// Returns the CPU time of all children that have ended and were waited for.
 pub fn children_cpu() -> std::time::Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
@@ -152,6 +171,15 @@ pub fn children_cpu() -> std::time::Duration {
 mod tests {
     use super::*;
     use crate::load::{random, sequential};
+
+    #[test]
+    fn the_clock_of_this_process_is_the_one_that_others_see() {
+        let before = crate::clock::process_cpu();
+        let seen = cpu_of(std::process::id()).unwrap();
+        assert!(before <= seen && seen <= crate::clock::process_cpu());
+        let beyond_all = (1 << 22) + 1;
+        assert!(cpu_of(beyond_all).is_err());
+    }
 
     #[test]
     fn every_piece_is_written() {

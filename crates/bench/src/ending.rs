@@ -1,4 +1,4 @@
-//! Cleanup when a benchmark is told to end (Ctrl-C, SIGTERM, SIGHUP): mounts, loop devices,
+//! Cleanup when a benchmark is told to end (Ctrl-C, SIGTERM, SIGHUP): mounts, loop devices, processes,
 //! folders. A process that waits for a file system that it serves itself cannot be killed, and
 //! blocks every `sync` of the machine: so such mounts are removed by force first.
 
@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
-use forkdisk_uring::detach_loop;
+use forkdisk_uring::{abandon_loop, detach_loop};
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -20,6 +21,8 @@ pub enum Thing {
     Mount(PathBuf),
     /// A loop device.
     Loop(PathBuf),
+    /// A started process that was not waited for.
+    Process(Pid),
     /// A folder with its contents.
     Folder(PathBuf),
 }
@@ -29,8 +32,10 @@ impl Thing {
     fn turn(&self) -> u8 {
         match self {
             Thing::Mount(_) => 0,
-            Thing::Loop(_) => 1,
-            Thing::Folder(_) => 2,
+            // A loop device can be detached when nothing has it open.
+            Thing::Process(_) => 1,
+            Thing::Loop(_) => 2,
+            Thing::Folder(_) => 3,
         }
     }
 
@@ -38,7 +43,9 @@ impl Thing {
     fn undo(&self) -> bool {
         match self {
             Thing::Mount(dir) => unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH).is_ok(),
-            Thing::Loop(device) => detach_loop(device).is_ok(),
+            // Its file may have gone with the server.
+            Thing::Loop(device) => detach_loop(device).or_else(|_| abandon_loop(device)).is_ok(),
+            Thing::Process(pid) => kill_process(*pid, Signal::KILL).is_ok(),
             Thing::Folder(dir) => fs::remove_dir_all(dir).is_ok(),
         }
     }

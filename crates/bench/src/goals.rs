@@ -27,6 +27,8 @@ pub struct Goal {
     pub spread: Option<f64>,
     /// Smallest scale that produces the figure.
     pub from: Scale,
+    /// Whether a run may lack the figure: the goal is judged as soon as there is one.
+    pub optional: bool,
 }
 
 /// All goals of all benchmarks.
@@ -53,6 +55,8 @@ struct Table {
     spread: Option<f64>,
     #[serde(default)]
     from: Scale,
+    #[serde(default)]
+    optional: bool,
 }
 
 impl Goals {
@@ -66,7 +70,7 @@ impl Goals {
         let tables: Tables = toml::from_str(text)?;
         let expand = |table: Table| {
             let pairs = table.cases.iter().flat_map(|c| table.metrics.iter().map(move |m| (c.clone(), m.clone())));
-            let Table { goal, sense, peers, spread, from, .. } = table;
+            let Table { goal, sense, peers, spread, from, optional, .. } = table;
             let goal = |(case, metric)| Goal {
                 workload: table.workload.clone(),
                 case,
@@ -76,6 +80,7 @@ impl Goals {
                 peers,
                 spread,
                 from,
+                optional,
             };
             pairs.map(goal).collect::<Vec<_>>()
         };
@@ -88,7 +93,7 @@ impl Goals {
     }
 
     /// Compares `rows` with the goals of `workload`, and adds an unmet row for every goal
-    /// that is `wanted` and whose figure is missing.
+    /// that is `wanted` and not optional, and whose figure is missing.
     pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&Goal) -> bool) {
         for goal in self.0.iter().filter(|g| g.workload == workload) {
             let fits = |row: &&mut Row| {
@@ -101,7 +106,7 @@ impl Goals {
                 (row.goal, row.sense) = (Some(goal.goal), Some(goal.sense));
                 let judged = goal.spread.is_none_or(|most| row.spread().is_none_or(|spread| spread <= most));
                 row.met = judged.then(|| row.median.is_some_and(|value| goal.sense.met(value, goal.goal)));
-            } else if wanted(goal) {
+            } else if !goal.optional && wanted(goal) {
                 let missing = Row::new(workload, &goal.case, "forkdisk", &goal.metric, "", &Samples::default());
                 let (goal, sense) = (Some(goal.goal), Some(goal.sense));
                 rows.push(Row { goal, sense, met: Some(false), ..missing });
@@ -131,7 +136,7 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all);
-        for workload in ["engine", "serve", "w1", "w2", "w3", "w4", "w5"] {
+        for workload in ["engine", "serve", "w1", "w2", "w3", "w4", "w5", "doors"] {
             assert!(goals.all().iter().any(|g| g.workload == workload), "{workload} has no goals");
         }
     }
@@ -152,6 +157,14 @@ mod tests {
         Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |goal| goal.case.starts_with("a/"));
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].met, Some(false));
+    }
+
+    #[test]
+    fn an_optional_figure_is_judged_only_if_there_is_one() {
+        let goals = Goals::parse(&(TWO.to_string() + "optional = true")).unwrap();
+        let mut rows = vec![Row::engine("a/x", "m", "ratio", &Samples::one(2.5))];
+        goals.judge(&mut rows, "engine", |_| true);
+        assert_eq!((rows.len(), rows[0].met), (1, Some(false)));
     }
 
     #[test]

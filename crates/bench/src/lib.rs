@@ -18,6 +18,7 @@ mod model;
 mod mounted;
 mod part;
 mod peers;
+mod process;
 mod raid5;
 mod report;
 mod rows;

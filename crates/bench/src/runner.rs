@@ -239,6 +239,14 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// Every door to a volume, next to the same doors of other programs.
+    pub const DOORS: Benchmark = Benchmark {
+        name: "doors",
+        cases: &[("idle", cases::doors::run_idle), ("cpu", cases::doors::run_cpu), ("clock", cases::doors::run_clock)],
+        peers: &[],
+        inside: &[],
+    };
+
     /// Returns the name.
     pub fn name(&self) -> &'static str {
         self.name
@@ -297,7 +305,7 @@ mod tests {
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
         use Benchmark as B;
-        let all = [B::ENGINE, B::SERVE, B::W1, B::W1_ORIGIN, B::W2, B::W3, B::W4, B::W5];
+        let all = [B::ENGINE, B::SERVE, B::W1, B::W1_ORIGIN, B::W2, B::W3, B::W4, B::W5, B::DOORS];
         for benchmark in all {
             let of_origin = |names: &[&str]| names.iter().any(|name| name.starts_with("origin-"));
             let origin = of_origin(&benchmark.names(true));

@@ -35,7 +35,8 @@ pub const CRATES: &[(&str, &[&str])] = &[
     ("forkdisk-vhost-user", &["forkdisk", "forkdisk-uring"]),
     ("forkdisk-monitor", &["forkdisk", "forkdisk-nbd", "forkdisk-uring"]),
     ("forkdisk-control", &["forkdisk", "forkdisk-monitor", "forkdisk-uring"]),
-    ("forkdisk-bench", &["forkdisk", "forkdisk-fuse", "forkdisk-nbd", "forkdisk-uring"]),
+    // Its clients and baselines are made of the libraries of the front ends.
+    ("forkdisk-bench", &["forkdisk", "forkdisk-fuse", "forkdisk-nbd", "forkdisk-uring", "forkdisk-vhost-user"]),
     (
         "forkdisk-cli",
         &[

@@ -3,7 +3,9 @@
 pub mod chunks;
 pub mod counts;
 pub mod cpu;
+pub mod doors;
 pub mod file;
+pub mod fio;
 pub mod memory;
 pub mod modelled;
 pub mod nbd;

@@ -1,25 +1,19 @@
 //! NBD servers, forkdisk's and others', each in its own process, with fio as the client of all of them.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use forkdisk::CreateOptions;
 use forkdisk_uring::{Config, block_on};
-use serde_json::Value;
 
-use crate::limits::{LIMIT, Limited as _, LimitedWait as _};
+use crate::process::Process;
 use crate::runner::Context;
 
 use super::file;
+use super::fio::{self, At, Done, Load};
 
-/// How long a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Clock ticks per second in `/proc/PID/stat`; the same on all Linux systems that support io_uring.
-const TICKS: f64 = 100.0;
 /// Peers: programs and labels of their rows.
 pub const QEMU_NBD: &str = "qemu-nbd";
 const NBDKIT: &str = "nbdkit";
@@ -42,35 +36,8 @@ pub fn served_pool(path: &Path, span: u64, others: usize) -> Result<()> {
 
 /// A running server, stopped when dropped.
 pub struct Server {
-    child: Child,
+    process: Process,
     uri: String,
-}
-
-/// Results of a client, over all its connections.
-#[derive(Clone, Copy, Debug)]
-pub struct Done {
-    /// Bytes per second of wall-clock time.
-    pub rate: f64,
-    /// Seconds of CPU that the client used.
-    pub cpu: f64,
-    /// Requests.
-    pub requests: u64,
-}
-
-/// Work of a client, as flags of fio besides the server's address.
-pub struct Load<'a> {
-    /// fio's name of the access pattern.
-    pub mode: &'a str,
-    /// Bytes per request.
-    pub len: u64,
-    /// Requests in flight on each connection.
-    pub depth: u64,
-    /// Connections; each uses its own part of `span`.
-    pub connections: u64,
-    /// Bytes of the export in use.
-    pub span: u64,
-    /// More flags.
-    pub flags: &'a [String],
 }
 
 impl Server {
@@ -85,10 +52,7 @@ impl Server {
 
     /// Starts `qemu-nbd` on a plain file, bypassing the page cache.
     pub fn qemu_nbd(plain: &Path, socket: &Path) -> Result<Server> {
-        let mut command = Command::new(QEMU_NBD);
-        command.args(["-f", "raw", "-t", "-e", "32", "-x", file::VOLUME, "--cache=none", "--aio=io_uring", "-k"]);
-        command.arg(socket).arg(plain);
-        Server::start(command, socket, file::VOLUME)
+        Server::qemu_nbd_on(plain, &["-f", "raw"], socket)
     }
 
     /// Starts `qemu-nbd` on its null driver: reads are undefined, writes are lost.
@@ -106,75 +70,47 @@ impl Server {
         Server::start(command, socket, "")
     }
 
-    fn start(mut command: Command, socket: &Path, export: &str) -> Result<Server> {
-        let name = command.get_program().to_string_lossy().into_owned();
-        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = quiet.spawn().with_context(|| format!("starting {name}"))?;
-        let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-        let mut server = Server { child, uri };
-        let start = Instant::now();
-        while !socket.exists() {
-            ensure!(start.elapsed() < PATIENCE, "{name} does not come up");
-            if let Some(status) = server.child.try_wait()? {
-                bail!("{name} ended with {status}");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(server)
+    /// Starts `qemu-nbd` on an image with arguments that describe it.
+    pub fn qemu_nbd_on(image: &Path, arguments: &[&str], socket: &Path) -> Result<Server> {
+        let mut command = Command::new(QEMU_NBD);
+        command.args(["-t", "-e", "32", "-x", file::VOLUME, "--cache=none", "--aio=io_uring"]).args(arguments);
+        command.arg("-k").arg(socket).arg(image);
+        Server::start(command, socket, file::VOLUME)
+    }
+
+    /// Starts a server, which creates `socket` and serves `export`.
+    pub fn start(command: Command, socket: &Path, export: &str) -> Result<Server> {
+        let process = Process::start(command, || Ok(socket.exists()))?;
+        Ok(Server { process, uri: format!("nbd+unix:///{export}?socket={}", socket.display()) })
+    }
+
+    /// Returns the process.
+    pub fn process(&self) -> &Process {
+        &self.process
     }
 
     /// Returns the microseconds of CPU per request, of server and client: 4 KiB each, 32 in flight.
     pub fn cost(&self, mode: &str, span: u64, count: usize) -> Result<f64> {
-        let flags = ["--norandommap".into(), "--io_size=1t".into(), format!("--number_ios={count}")];
-        let before = cpu_of(self.child.id())?;
+        let flags = fio::counted(count);
+        let before = self.process.cpu()?;
         let done = self.load(&Load { mode, len: 4096, depth: 32, connections: 1, span, flags: &flags })?;
         ensure!(done.requests == count as u64, "fio made {} requests instead of {count}", done.requests);
-        Ok((done.cpu + cpu_of(self.child.id())? - before) * 1e6 / count as f64)
+        Ok((done.cpu + self.process.cpu()? - before) * 1e6 / count as f64)
     }
 
     /// Runs fio on the export.
     pub fn load(&self, load: &Load<'_>) -> Result<Done> {
-        let part = load.span / load.connections;
-        let mut command = Command::new("fio");
-        command.args(["--name=c", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"]);
-        command.arg(format!("--uri={}", self.uri)).arg(format!("--rw={}", load.mode));
-        command.arg(format!("--bs={}", load.len)).arg(format!("--iodepth={}", load.depth));
-        command.arg(format!("--numjobs={}", load.connections)).arg(format!("--size={part}"));
-        command.arg(format!("--offset_increment={part}")).args(load.flags);
-        let output = command.output_within(LIMIT).context("starting fio")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "fio failed: {}", String::from_utf8_lossy(&output.stderr));
-        // Remarks precede the JSON.
-        let json: Value = serde_json::from_str(text.get(text.find('{').unwrap_or(0)..).unwrap_or_default())?;
-        let job = &json["jobs"][0];
-        let figure = |name: &str| job[name].as_f64().with_context(|| format!("{name} in fio's output"));
-        let both = |name: &str| ["read", "write"].iter().filter_map(|kind| job[kind][name].as_f64()).sum::<f64>();
-        let cpu = (figure("usr_cpu")? + figure("sys_cpu")?) / 100.0 * figure("job_runtime")? / 1e3;
-        Ok(Done { rate: both("bw_bytes"), cpu, requests: both("total_ios") as u64 })
+        fio::run(&At::Nbd(&self.uri), load)
+    }
+
+    /// Runs fio on another export of the server.
+    pub fn load_export(&self, export: &str, load: &Load<'_>) -> Result<Done> {
+        let socket = self.uri.split_once('?').map_or("", |(_, socket)| socket);
+        fio::run(&At::Nbd(&format!("nbd+unix:///{export}?{socket}")), load)
     }
 
     /// Ends the server by SIGTERM.
-    pub fn stop(mut self) -> Result<()> {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let status = self.child.wait_within(LIMIT)?;
-        ensure!(status.success(), "the server ended with {status}");
-        Ok(())
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Fails if it has ended already.
-        let _ = self.child.put_down();
-    }
-}
-
-/// Returns the seconds of CPU that a process has used, including ended threads.
-fn cpu_of(pid: u32) -> Result<f64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name before it, in brackets, may contain any characters.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).context("parsing /proc/PID/stat");
-    Ok((ticks(11)? + ticks(12)?) / TICKS)
 }

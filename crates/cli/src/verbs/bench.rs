@@ -15,7 +15,7 @@ use crate::verbs::examples::examples;
 
 /// Measure forkdisk on this machine
 #[derive(Args)]
-#[command(after_help = examples!["forkdisk bench engine"])]
+#[command(after_help = examples!["forkdisk bench engine", "forkdisk bench doors --quick --json doors.json"])]
 pub struct BenchArgs {
     #[command(subcommand)]
     workload: Workload,
@@ -37,6 +37,8 @@ enum Workload {
     W4(PeerArgs),
     /// Clone, modify, delete, repeat through the files of a mounted pool; next to btrfs and XFS
     W5(RoundArgs),
+    /// Every door to a volume: CPU and time per request, speed on a disk; next to QEMU's doors, XFS, btrfs
+    Doors(PeerArgs),
     /// A part of a benchmark that runs in a separate process
     #[command(hide = true)]
     Inside(InsideArgs),
@@ -122,6 +124,7 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     let (benchmark, args, peers) = match args.workload {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
         Workload::Serve(args) => (Benchmark::SERVE, args.run, !args.no_peers),
+        Workload::Doors(args) => (Benchmark::DOORS, args.run, !args.no_peers),
         Workload::W1(args) => {
             let benchmark = if args.origin { Benchmark::W1_ORIGIN } else { Benchmark::W1 };
             (benchmark, args.peers.run, !args.peers.no_peers)

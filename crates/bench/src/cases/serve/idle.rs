@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::cases::server::{Load, Server, served_pool};
+use crate::cases::fio::Load;
+use crate::cases::server::{Server, served_pool};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -62,7 +63,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
 }
 
 /// Raises the limit of open files, which the servers inherit.
-fn allow_files() -> Result<()> {
+pub fn allow_files() -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < FILES) {
         limit.current = Some(limit.maximum.map_or(FILES, |most| most.min(FILES)));

@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::cases::file;
-use crate::cases::server::{Load, Server, served_pool};
+use crate::cases::fio::Load;
+use crate::cases::server::{Server, served_pool};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 

@@ -4,10 +4,10 @@
 mod figures;
 mod modes;
 mod passthrough;
-mod peers;
 
 pub mod bed;
 pub mod fuse;
+pub mod peers;
 pub mod read;
 pub mod rounds;
 pub mod size;

@@ -22,7 +22,7 @@ const PIECE: u64 = 1 << 20;
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub name: &'static str,
-    mkfs: &'static [&'static str],
+    pub mkfs: &'static [&'static str],
 }
 
 pub const KINDS: [Kind; 2] = [
