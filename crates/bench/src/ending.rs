@@ -39,14 +39,14 @@ impl Thing {
         }
     }
 
-    /// Removes the object; returns false if it still exists.
-    fn undo(&self) -> bool {
+    /// Removes the object, as far as that is possible.
+    fn undo(&self) {
         match self {
-            Thing::Mount(dir) => unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH).is_ok(),
+            Thing::Mount(dir) => drop(unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)),
             // Its file may have gone with the server.
-            Thing::Loop(device) => detach_loop(device).or_else(|_| abandon_loop(device)).is_ok(),
-            Thing::Process(pid) => kill_process(*pid, Signal::KILL).is_ok(),
-            Thing::Folder(dir) => fs::remove_dir_all(dir).is_ok(),
+            Thing::Loop(device) => drop(detach_loop(device).or_else(|_| abandon_loop(device))),
+            Thing::Process(pid) => drop(kill_process(*pid, Signal::KILL)),
+            Thing::Folder(dir) => drop(fs::remove_dir_all(dir)),
         }
     }
 }
@@ -97,18 +97,28 @@ fn watch() {
 /// Removes the newest objects first. A folder stays while a file system is mounted in it, whose
 /// files are not its own.
 fn undo(things: &[Thing]) {
-    let mut stays: Vec<&Path> = Vec::new();
     let mut all: Vec<&Thing> = things.iter().rev().collect();
     all.sort_by_key(|thing| thing.turn());
     for thing in all {
-        let is_in = |dir: &Path| stays.iter().any(|mounted| mounted.starts_with(dir));
-        if matches!(thing, Thing::Folder(dir) if is_in(dir)) {
-            continue;
+        if let Thing::Folder(dir) = thing {
+            // One that appeared when its registered mount was not there yet.
+            for mounted in mounted_below(dir) {
+                let _ = unmount(&mounted, UnmountFlags::FORCE | UnmountFlags::DETACH);
+            }
+            if !mounted_below(dir).is_empty() {
+                continue;
+            }
         }
-        if let (false, Thing::Mount(dir)) = (thing.undo(), thing) {
-            stays.push(dir);
-        }
+        thing.undo();
     }
+}
+
+/// Returns the mount points in a folder, the newest first.
+fn mounted_below(dir: &Path) -> Vec<PathBuf> {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let places = table.lines().rev().filter_map(|line| line.split(' ').nth(4));
+    places.map(|place| PathBuf::from(place.replace("\\040", " "))).filter(|place| place.starts_with(&dir)).collect()
 }
 
 #[cfg(test)]
@@ -116,18 +126,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_unless_something_may_be_mounted_in_it() {
+    fn a_folder_goes_also_if_a_mount_in_it_has_gone_before() {
         let dir = tempfile::tempdir().unwrap();
         let folder = |name: &str| {
             let path = dir.path().join(name);
             fs::create_dir_all(path.join("mnt")).unwrap();
             path
         };
-        let (plain, mounted) = (folder("plain"), folder("mounted"));
-        // Nothing is mounted there, so unmounting fails.
-        let all = [Thing::Folder(plain.clone()), Thing::Folder(mounted.clone()), Thing::Mount(mounted.join("mnt"))];
-        undo(&all);
-        assert!(!plain.exists() && mounted.exists());
+        let (plain, unmounted) = (folder("plain"), folder("unmounted"));
+        let mount = Thing::Mount(unmounted.join("mnt"));
+        undo(&[Thing::Folder(plain.clone()), Thing::Folder(unmounted.clone()), mount]);
+        assert!(!plain.exists() && !unmounted.exists());
+    }
+
+    #[test]
+    fn mount_points_are_found_by_their_folder() {
+        assert!(mounted_below(Path::new("/")).contains(&PathBuf::from("/proc")));
+        assert_eq!(mounted_below(Path::new("/proc/self/fd")), Vec::<PathBuf>::new());
     }
 
     #[test]
