@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::attach::Attaching;
-use crate::harness::{LIMIT, Limited, missing, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Limited, POOL, missing, noise, succeed, wait_until};
 
 /// User that runs the servers, which refuse to run as root.
 const NOBODY: &str = "65534";
@@ -96,18 +96,7 @@ fn a_second_postgresql_works_on_a_clone_of_a_running_ones_disk() {
     let Some(bin) = programs() else { return };
     let Some(it) = Attaching::with_pool("3G") else { return };
     let lab = &it.lab;
-    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    lab.ok(&["create", "pool.img/db", "--size", "1G"]);
-    let device = it.attach("db");
-    succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device));
-    it.mount(&device, "defaults");
-    let data = it.below.join("data");
-    fs::create_dir(&data).unwrap();
-    succeed(Command::new("chown").arg(NOBODY).arg(&data));
-    succeed(as_nobody(&bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
-    let first = Postgres::start(&bin, data, lab.path("first"));
-    succeed(first.client("pgbench").args(["-q", "-i", "-s", "2", "postgres"]));
-
+    let (device, first) = database(&it, &bin);
     let mut load = first.client("pgbench");
     load.args(["-n", "-c", CLIENTS, "-t", TRANSACTIONS, "postgres"]);
     let load = std::thread::spawn(move || succeed(&mut load));
@@ -144,6 +133,47 @@ fn a_second_postgresql_works_on_a_clone_of_a_running_ones_disk() {
         lab.ok(&["detach", device.to_str().unwrap()]);
     }
     lab.assert_clean();
+}
+
+/// Makes a database on the volume `db`; returns its device and the server.
+fn database(it: &Attaching, bin: &Path) -> (PathBuf, Postgres) {
+    let lab = &it.lab;
+    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    lab.ok(&["create", "pool.img/db", "--size", "1G"]);
+    let device = it.attach("db");
+    succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device));
+    it.mount(&device, "defaults");
+    let data = it.below.join("data");
+    fs::create_dir(&data).unwrap();
+    succeed(Command::new("chown").arg(NOBODY).arg(&data));
+    succeed(as_nobody(bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
+    let server = Postgres::start(bin, data, lab.path("first"));
+    succeed(server.client("pgbench").args(["-q", "-i", "-s", "2", "postgres"]));
+    (device, server)
+}
+
+#[test]
+fn postgresql_goes_on_over_five_upgrades() {
+    let Some(bin) = programs() else { return };
+    let Some(it) = Attaching::with_pool("3G") else { return };
+    let (device, server) = database(&it, &bin);
+    let mut load = server.client("pgbench");
+    load.args(["-n", "-c", CLIENTS, "-T", "10", "postgres"]);
+    let load = std::thread::spawn(move || succeed(&mut load));
+    let count = || server.query("select count(*) from pgbench_history").parse::<u64>().unwrap();
+    for _ in 0..5 {
+        let before = count();
+        it.lab.ok(&["upgrade", POOL]);
+        wait_until("the load goes on", || count() > before + 20);
+    }
+    assert!(load.join().unwrap().contains("number of failed transactions: 0"));
+    server.transactions_of_whole_database();
+    server.stop("fast");
+    drop(server);
+    it.umount();
+    succeed(Command::new("fsck.ext4").arg("-fn").arg(&device));
+    it.lab.ok(&["detach", device.to_str().unwrap()]);
+    it.lab.assert_clean();
 }
 
 /// A second mount point. Unmounted when dropped.

@@ -4,6 +4,8 @@
 //! bytes, answers the message if there is one, and calls it again with the rest. Option data that
 //! is too long is skipped as it arrives and then refused.
 
+use serde::{Deserialize, Serialize};
+
 use super::options::{InfoRequests, Refusal, decode_info, decode_meta_context, decode_name};
 use super::values::*;
 
@@ -24,7 +26,7 @@ pub const GREETING: [u8; 18] = {
 };
 
 /// A message of the client during the handshake.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// EXPORT_NAME: enter transmission, or be disconnected.
     ExportName(String),
@@ -88,14 +90,14 @@ pub struct Step {
     pub message: Option<Message>,
 }
 
-/// The state of one handshake.
-#[derive(Debug, Default)]
+/// The state of one handshake. Another process that gets it, and the bytes that were not consumed, can continue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Handshake {
     state: State,
     no_zeroes: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 enum State {
     #[default]
     ClientFlags,
@@ -110,22 +112,6 @@ impl Handshake {
     /// Creates the state after the greeting was sent.
     pub fn new() -> Handshake {
         Handshake::default()
-    }
-
-    /// Continues another handshake: `no_zeroes` is what [`resumable`](Self::resumable) returned there.
-    pub fn resume(no_zeroes: Option<bool>) -> Handshake {
-        let state = if no_zeroes.is_some() { State::Option } else { State::ClientFlags };
-        Handshake { state, no_zeroes: no_zeroes.unwrap_or_default() }
-    }
-
-    /// Returns the state for [`resume`](Self::resume), which continues with the bytes that were not consumed: whether
-    /// the client omits zeroes, if its flags have arrived. `None` within an option that is skipped.
-    pub fn resumable(&self) -> Option<Option<bool>> {
-        match self.state {
-            State::ClientFlags => Some(None),
-            State::Option => Some(Some(self.no_zeroes)),
-            State::Skip { .. } => None,
-        }
     }
 
     /// Returns whether the client omits the zeroes after the answer to EXPORT_NAME.

@@ -1,11 +1,13 @@
 //! Options of the handshake: decoding their data, encoding the replies to them.
 
+use serde::{Deserialize, Serialize};
+
 use super::export::{BlockSizes, ExportInfo};
 use super::reply::ReplyStyle;
 use super::values::*;
 
 /// Why an option is answered with an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// The option is unknown.
     Unsupported,
@@ -42,7 +44,7 @@ impl Refusal {
 }
 
 /// Items requested by INFO and GO besides NBD_INFO_EXPORT, which is always sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfoRequests {
     /// The export's own name.
     pub name: bool,

@@ -113,7 +113,8 @@ impl<S: ByteStream> Inbox<S> {
     }
 
     /// Drops the next `len` bytes; returns `false` if the client closed its side before.
-    pub(super) async fn skip(&mut self, mut len: u64) -> io::Result<bool> {
+    pub(super) async fn skip(&mut self, all: u64) -> io::Result<bool> {
+        let mut len = all;
         loop {
             let here = self.bytes().len();
             let part = usize::try_from(len).map_or(here, |len| len.min(here));
@@ -126,9 +127,13 @@ impl<S: ByteStream> Inbox<S> {
             match self.fill().await {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
-                // A payload that is dropped is received to its end.
-                Err(error) if is_interrupted(&error) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if is_interrupted(&error) {
+                        // Their place in the payload counts, not their contents.
+                        self.interrupted = vec![0; (all - len) as usize];
+                    }
+                    return Err(error);
+                }
             }
         }
     }

@@ -139,7 +139,7 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     terms: Terms<'_>,
 ) -> Result<Entered<S, X::Export>, Ended> {
     let stream = inbox.stream().clone();
-    let mut handshake = Handshake::resume(agreed.as_ref().and_then(|agreed| agreed.no_zeroes));
+    let mut handshake = agreed.as_ref().map_or_else(Handshake::new, |agreed| agreed.handshake.clone());
     let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), terms);
     match agreed {
         Some(agreed) => clear.resume(agreed)?,
@@ -222,10 +222,10 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         Ok(())
     }
 
-    /// Returns what was agreed upon so far; `None` within an option.
-    fn agreed(&self, handshake: &Handshake) -> Option<Agreed> {
+    /// Returns what was agreed upon so far.
+    fn agreed(&self, handshake: &Handshake) -> Agreed {
         let contexts = self.contexts.as_ref().map(|contexts| (contexts.of.clone(), contexts.names.clone()));
-        Some(Agreed { no_zeroes: handshake.resumable()?, style: self.style, contexts })
+        Agreed { handshake: handshake.clone(), style: self.style, contexts }
     }
 
     /// Answers options until an export is chosen or TLS is to be started. The timeout counts from
@@ -237,10 +237,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             let step = handshake.advance(inbox.bytes())?;
             inbox.consume(step.consumed);
             let Some(message) = step.message else {
-                if (self.terms.is_leaving)()
-                    && let Some(agreed) = self.agreed(handshake)
-                {
-                    return Ok(Next::Leaving(agreed));
+                if (self.terms.is_leaving)() {
+                    return Ok(Next::Leaving(self.agreed(handshake)));
                 }
                 let left = patience.saturating_sub(since.elapsed());
                 match rt.timeout(left, inbox.fill()).await.map_err(|_| late())? {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::ReplyStyle;
+use crate::codec::{Handshake, ReplyStyle};
 
 /// A connection, with everything that was agreed upon. `F` stands for the socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,8 +49,8 @@ pub enum Stage {
 /// State of a negotiation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Agreed {
-    /// Whether zeroes are left out in the answer to EXPORT_NAME; `None` before the client's flags have arrived.
-    pub no_zeroes: Option<bool>,
+    /// State of the messages.
+    pub handshake: Handshake,
     /// Format of requests and replies.
     pub style: ReplyStyle,
     /// Chosen contexts, and the name of their export.
