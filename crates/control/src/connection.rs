@@ -37,6 +37,10 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Most bytes received and dropped after a message that is too long.
 const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
 
+/// How often, and after which time, a connection is passed on again that could not be for want of descriptors.
+const PASS_ATTEMPTS_COUNT: usize = 200;
+const PASS_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
+
 /// State of the server that its connections use.
 pub struct Shared {
     pub session: Session,
@@ -144,7 +148,16 @@ pub async fn serve(shared: &Shared, peer: &Peer, earlier: Received) -> Result<()
     let mut inbox = Inbox { stream: peer.stream.clone(), bytes, seen: 0, files: files.into() };
     let upgrade = converse(shared, peer, &mut inbox).await?;
     if shared.is_leaving.get() {
-        let (socket, received, files) = (peer.stream.pass_on()?, inbox.bytes, inbox.files.into());
+        let mut socket = peer.stream.pass_on();
+        // Descriptors of other connections are closed meanwhile.
+        for _ in 0..PASS_ATTEMPTS_COUNT {
+            if socket.is_ok() {
+                break;
+            }
+            shared.session.runtime.sleep_for(PASS_AGAIN).await;
+            socket = peer.stream.pass_on();
+        }
+        let (socket, received, files) = (socket?, inbox.bytes, inbox.files.into());
         shared.passed.borrow_mut().push(PassedPeer { socket, received, files, upgrade });
     }
     Ok(())

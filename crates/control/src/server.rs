@@ -51,9 +51,9 @@ impl ServerHandle {
         self.state.peers.borrow().iter().for_each(|peer| peer.cancel());
     }
 
-    /// Returns whether a request other than that to upgrade is under way.
+    /// Returns whether a request other than those to upgrade and to stop is under way.
     pub fn is_busy(&self) -> bool {
-        self.state.peers.borrow().iter().any(|peer| peer.is_busy() && !peer.upgrades())
+        self.state.peers.borrow().iter().any(|peer| peer.is_busy() && !peer.upgrades() && !peer.waits_for_end())
     }
 
     /// Stops reading requests and returns all connections for another process, which continues them with

@@ -41,6 +41,11 @@ impl Signals {
         }
     }
 
+    /// Makes a signal that was received arrive again.
+    pub fn give_back(&self, signal: i32) {
+        sys::send_signal(std::process::id(), signal);
+    }
+
     /// Waits for the next signal. Pending signals with the same number count once.
     ///
     /// # Errors

@@ -3,35 +3,33 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use forkdisk_uring::{Inherited, Rt, inherited};
+use forkdisk_uring::{Inherited, PassedListener, Rt, inherited};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, getsockname};
 
 /// The name of the control socket; other names are data sockets (`FileDescriptorName=`).
 pub const CONTROL: &str = "control";
-/// A name of data sockets.
-pub const DATA: &str = "data";
 
 /// Sockets that were passed.
 #[derive(Default)]
 pub struct Activated {
     /// Data sockets, for clients of the volumes.
-    pub data: Vec<OwnedFd>,
+    pub data: Vec<PassedListener>,
     /// The control socket, for verbs.
-    pub control: Option<OwnedFd>,
+    pub control: Option<PassedListener>,
 }
 
 /// Takes the sockets that were passed to this process, or to the one from which it took over; each must be a listening
 /// unix socket.
 pub fn take(runtime: &Rt) -> Result<Activated> {
     let mut taken = Activated::default();
-    let earlier = runtime.take_activated().into_iter();
-    let passed = inherited().into_iter().map(|Inherited { name, fd }| (name, fd));
-    for (name, fd) in earlier.chain(passed) {
-        check(&fd).with_context(|| format!("the socket '{name}' that the service manager handed over"))?;
+    let opened = inherited().into_iter().map(|Inherited { name, fd }| PassedListener::activated(&name, fd));
+    for passed in runtime.take_activated().into_iter().chain(opened) {
+        let name = passed.name().unwrap_or_default().to_string();
+        check(&passed.socket).with_context(|| format!("the socket '{name}' that the service manager handed over"))?;
         if name != CONTROL {
-            taken.data.push(fd);
-        } else if taken.control.replace(fd).is_some() {
+            taken.data.push(passed);
+        } else if taken.control.replace(passed).is_some() {
             bail!("the service manager handed over two control sockets");
         }
     }

@@ -22,6 +22,23 @@ pub fn raise() -> Option<u64> {
     }
 }
 
+/// Descriptors that an upgrade needs besides a second one for each listening socket.
+const UPGRADE_FILES: usize = 64;
+
+/// Checks that there are descriptors to pass on `listeners` listening sockets.
+pub fn check_room(listeners: usize) -> Result<()> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let needed = open + listeners + UPGRADE_FILES;
+    if needed as u64 > limit {
+        bail!(
+            "an upgrade needs {needed} file descriptors for a moment, and the limit of the daemon is {limit}: raise it \
+             (ulimit -Hn, LimitNOFILE), or close connections"
+        );
+    }
+    Ok(())
+}
+
 /// Returns how many descriptors are left for sockets of single volumes. Fails if the connections
 /// alone exceed the limit.
 pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions) -> Result<usize> {

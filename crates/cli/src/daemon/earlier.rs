@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use forkdisk_control::{Server as ControlServer, Upgraded, params};
 use forkdisk_fuse::unmount;
 use forkdisk_nbd::Security;
@@ -38,13 +38,14 @@ impl Earlier {
     pub fn resume(
         self,
         process: &Process<'_>,
-        continued: Continued,
+        continued: &mut Continued,
         (doors, control): (&Doors, &ControlServer),
         exports: Served,
         security: Security,
     ) -> Result<()> {
-        let (runtime, state) = (&process.runtime, self.0);
+        let (runtime, mut state) = (&process.runtime, self.0);
         runtime.close_unused_listeners();
+        state.move_in_bytes().context("replies that were not fetched")?;
         let mut upgraded = Upgraded {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -54,7 +55,7 @@ impl Earlier {
             devices: state.devices,
             ..Upgraded::default()
         };
-        let outcome = match continued {
+        let outcome = match std::mem::replace(continued, Continued::Nothing) {
             Continued::Nothing => None,
             Continued::Another(predecessor) => {
                 let stays = predecessor.take_over()?;

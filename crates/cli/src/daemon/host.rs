@@ -7,13 +7,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk::{ErrorKind, LocalFuture};
+use forkdisk::{ErrorKind, LocalFuture, Mode, Pool};
 use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, ServerHandle as ControlHandle, Status, params};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::ServerHandle;
-use forkdisk_uring::{PeerCred, Rt};
+use forkdisk_uring::{PeerCred, Rt, UringDevice};
 use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
+use super::descriptors;
 use super::devices::Devices;
 use super::exports::ExportLocks;
 use super::hand_over::Successor;
@@ -71,6 +72,7 @@ impl Clients {
 /// A running daemon.
 pub struct Daemon {
     pub runtime: Rt,
+    pub pool: Pool<UringDevice>,
     pub clients: Clients,
     pub export_locks: ExportLocks,
     pub mounts: Mounts,
@@ -92,11 +94,17 @@ pub struct End {
     /// The new program.
     pub successor: RefCell<Option<Successor>>,
     is_upgrading: Cell<bool>,
+    is_passing_on: Cell<bool>,
     outcome: RefCell<Option<Result<(), Failure>>>,
     reached: Event,
 }
 
 impl End {
+    /// Whether the daemon ends because a new program takes over.
+    pub fn is_passing_on(&self) -> bool {
+        self.is_passing_on.get()
+    }
+
     /// Records that the pool is closed, or why it could not be.
     pub fn reach(&self, outcome: Result<(), Failure>) {
         *self.outcome.borrow_mut() = Some(outcome);
@@ -172,15 +180,17 @@ impl Host for Daemon {
 
     fn upgrade(&self, program: String) -> LocalFuture<Result<(), Failure>> {
         let (end, runtime, control) = (self.end.clone(), self.runtime.clone(), self.control.clone());
-        let has_devices = self.devices.count() > 0;
+        let (has_devices, pool) = (self.devices.count() > 0, self.pool.clone());
         Box::pin(async move {
             if end.wanted.has_happened() || end.is_upgrading.replace(true) {
                 return Err(Failure::new(ErrorKind::Busy, "the daemon is ending, or is being upgraded already"));
             }
-            let ready = prepare(&runtime, &program, has_devices, &control).await;
+            let ready =
+                prepare(&runtime, &program, (has_devices, pool.mode() == Mode::OutOfDataSpace), (&control, &end)).await;
             match ready {
                 Ok(successor) => {
                     *end.successor.borrow_mut() = Some(successor);
+                    end.is_passing_on.set(true);
                     end.wanted.raise();
                     Ok(())
                 }
@@ -215,8 +225,8 @@ impl Host for Daemon {
 async fn prepare(
     runtime: &Rt,
     program: &str,
-    has_devices: bool,
-    control: &OnceCell<ControlHandle>,
+    (has_devices, is_full): (bool, bool),
+    (control, end): (&OnceCell<ControlHandle>, &End),
 ) -> Result<Successor, Failure> {
     let invalid = |error: anyhow::Error| Failure::new(ErrorKind::Invalid, format!("{error:#}"));
     if has_devices && stays() && !releases_devices() {
@@ -224,6 +234,13 @@ async fn prepare(
                     and a daemon in the foreground does not: serve with --daemon, or as a service";
         return Err(Failure::new(ErrorKind::Unsupported, text));
     }
+    if is_full {
+        let text =
+            "the pool is full, and requests may wait for space: free some first (`forkdisk du`), or grow the pool";
+        return Err(Failure::new(ErrorKind::Busy, text));
+    }
+    descriptors::check_room(runtime.listeners())
+        .map_err(|error| Failure::new(ErrorKind::Busy, format!("{error:#}")))?;
     let successor = Successor::start(runtime, Path::new(program)).await.map_err(invalid)?;
     let start = Instant::now();
     while control.get().is_some_and(ControlHandle::is_busy) {
@@ -231,7 +248,13 @@ async fn prepare(
             let text = format!("another verb has been under way for {VERBS:?}: upgrade when it has ended");
             return Err(Failure::new(ErrorKind::Busy, text));
         }
+        if end.wanted.has_happened() {
+            break;
+        }
         runtime.sleep_for(LOOK).await;
+    }
+    if end.wanted.has_happened() {
+        return Err(Failure::new(ErrorKind::Busy, "the daemon is ending"));
     }
     Ok(successor)
 }

@@ -20,6 +20,11 @@ impl PidFile {
         written.with_context(|| format!("{}: the process number cannot be written", path.display()))?;
         Ok(PidFile { path: path.to_path_buf() })
     }
+
+    /// Leaves the file to the next process.
+    pub fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
 }
 
 impl Drop for PidFile {

@@ -68,11 +68,11 @@ impl Process<'_> {
                 return Ok(Ended::Stopped);
             };
             let (state, files) = state.split();
-            match successor.pass(state.clone(), &files) {
+            notifier.alive();
+            let (pid, stays) = (successor.pid(), stays());
+            match successor.pass(state.clone(), &files).and_then(|()| successor.release(stays)) {
                 Ok(()) => {
-                    notifier.passed_to(successor.pid());
-                    let (pid, stays) = (successor.pid(), stays());
-                    successor.release(stays);
+                    notifier.passed_to(pid);
                     self.signals.pass_on(pid);
                     return Ok(Ended::Replaced { stays });
                 }
@@ -89,7 +89,7 @@ impl Process<'_> {
 
     /// Opens the pool, serves it and closes it. Returns what a new program needs if it was not the end.
     async fn serve_once(&self, from: From, announce: &impl Fn(Ready<'_>) -> Result<()>) -> Result<Option<Leaving>> {
-        let (state, continued) = match from {
+        let (state, mut continued) = match from {
             From::Nothing => (None, Continued::Nothing),
             From::Another(predecessor, state) => (Some(state), Continued::Another(predecessor)),
             From::Itself(state, devices, failure) => (Some(state), Continued::Itself(devices, failure)),
@@ -104,7 +104,7 @@ impl Process<'_> {
             }
         };
         let end = Rc::new(End::default());
-        let outcome = match self.serve(&pool, (state, continued), &end, announce).await {
+        let outcome = match self.serve(&pool, (state, &mut continued), &end, announce).await {
             Ok(Ending::Stopped(serving)) => serving.close(&self.runtime, &pool, self.path, &end).await.map(|()| None),
             Ok(Ending::Leaving { passed, successor, devices, mounts, notifier }) => {
                 let leaving = self.close_to_leave(&pool, *passed, lock).await;
@@ -112,6 +112,9 @@ impl Process<'_> {
                 leaving.map(|state| Some(Leaving { successor, state, devices, notifier }))
             }
             Err(error) => {
+                if let Continued::Another(predecessor) = continued {
+                    predecessor.fail(&error);
+                }
                 // The error to report is why it could not be served.
                 let _ = close_pool(&pool).await;
                 Err(error)
@@ -163,7 +166,23 @@ impl Process<'_> {
         let device = pool.device().pass_on().context("passing on the pool")?;
         let Passed { began_ns, listeners, clients, disconnected, sessions, disks, mounts, peers, devices } = passed;
         let lock = lock.and_then(PoolLock::pass_on);
-        Ok(State { began_ns, device, lock, listeners, clients, disconnected, sessions, disks, mounts, peers, devices })
+        let large = Vec::new();
+        let mut state = State {
+            began_ns,
+            device,
+            lock,
+            listeners,
+            clients,
+            large,
+            disconnected,
+            sessions,
+            disks,
+            mounts,
+            peers,
+            devices,
+        };
+        state.move_out_bytes().context("memory for replies that were not fetched")?;
+        Ok(state)
     }
 }
 

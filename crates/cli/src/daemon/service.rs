@@ -75,9 +75,9 @@ fn identity(path: &Path, pool: &Pool<UringDevice>, sockets: &Sockets, settings: 
 }
 
 /// Tells the log and the service manager that clients can connect.
-fn report_serving(path: &Path, sockets: &Sockets, notifier: &Notifier) {
-    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
-    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
+fn report_serving(path: &Path, (data, control): (Option<PathBuf>, Option<PathBuf>), notifier: &Notifier) {
+    let shown = |path: Option<PathBuf>| path.map_or("-".to_string(), |path| path.display().to_string());
+    let (data_path, control_path) = (shown(data), shown(control));
     tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
     notifier.ready(&format!("serving {}", path.display()));
 }
@@ -88,7 +88,7 @@ impl Process<'_> {
     pub async fn serve(
         &self,
         pool: &Pool<UringDevice>,
-        (state, continued): (Option<State<OwnedFd>>, Continued),
+        (state, continued): (Option<State<OwnedFd>>, &mut Continued),
         end: &Rc<End>,
         announce: &impl Fn(Ready<'_>) -> Result<()>,
     ) -> Result<Ending> {
@@ -101,11 +101,11 @@ impl Process<'_> {
         let io_errors = IoErrorLog::default();
         let (uuid, locks) = (pool.info().uuid, export_locks.clone());
         let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };
-        let devices = match &continued {
+        let devices = match &*continued {
             Continued::Itself(devices, _) => devices.clone(),
             _ => Devices::new(runtime, path, exports.clone()),
         };
-        if let Continued::Nothing = continued {
+        if let Continued::Nothing = &*continued {
             devices.adopt().await;
         }
         let data = Server::new(runtime, exports.clone(), settings.data.clone());
@@ -122,6 +122,7 @@ impl Process<'_> {
         let controlled = Rc::new(OnceCell::new());
         let host = Daemon {
             runtime: runtime.clone(),
+            pool: pool.clone(),
             clients: clients.clone(),
             export_locks,
             mounts: mounts.clone(),
@@ -138,8 +139,8 @@ impl Process<'_> {
         let _ = controlled.set(server.handle());
         let notifier = Rc::new(Notifier::from_environment());
         let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
-        self.begin((&sockets, &listeners, &mounts), pool, &continued, announce).await?;
-        report_serving(path, &sockets, &notifier);
+        self.begin((&sockets, &listeners, &mounts), pool, continued, announce).await?;
+        let shown = (sockets.data_path.clone(), sockets.control_path.clone());
 
         let control = server.handle();
         let following = socket_dirs.iter().map(|dir| runtime.spawn(dir.clone().watch(mounts.clone()))).collect();
@@ -171,6 +172,7 @@ impl Process<'_> {
         if let Some(earlier) = state {
             earlier.resume(self, continued, (&doors, &server), exports, security)?;
         }
+        report_serving(path, shown, &notifier);
 
         end.wanted.wait().await;
         if let Some(successor) = end.successor.take() {
@@ -180,6 +182,8 @@ impl Process<'_> {
                 task.cancel().await;
             }
             let passed = Box::new(doors.pass_on(runtime).await?);
+            // The next process replaces it.
+            pid_file.into_iter().for_each(PidFile::keep);
             return Ok(Ending::Leaving { passed, successor, devices, mounts, notifier });
         }
         tracing::info!("letting clients finish");
@@ -317,6 +321,11 @@ impl Asked {
                     tracing::error!("{error:#}");
                 }
                 continue;
+            }
+            if self.end.is_passing_on() {
+                // For the next process, or for this one if that fails.
+                self.signals.give_back(signal);
+                return;
             }
             if self.end.wanted.has_happened() {
                 tracing::warn!("a second signal: disconnecting clients");

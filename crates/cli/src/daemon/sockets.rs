@@ -37,13 +37,13 @@ impl Sockets {
                 let access = if settings.socket.is_some() { settings.access } else { SocketAccess::OWNER };
                 (vec![UnixListener::bind_for(runtime, &path, access)?], Some(path))
             }
-            false => (Vec::new(), activated.data.first().and_then(activation::path_of)),
+            false => (Vec::new(), activated.data.first().and_then(|passed| activation::path_of(&passed.socket))),
         };
-        data.extend(activated.data.into_iter().map(|fd| UnixListener::activated(runtime, activation::DATA, fd)));
+        data.extend(activated.data.into_iter().map(|passed| UnixListener::activated(runtime, passed)));
         let (control, control_path) = match activated.control {
-            Some(fd) => {
-                let path = activation::path_of(&fd);
-                (UnixListener::activated(runtime, activation::CONTROL, fd), path)
+            Some(passed) => {
+                let path = activation::path_of(&passed.socket);
+                (UnixListener::activated(runtime, passed), path)
             }
             None => {
                 let path = place_of(&settings.control, runtime_dir::PrivateDir::control)?;

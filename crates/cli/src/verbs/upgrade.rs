@@ -51,6 +51,9 @@ pub fn run(args: UpgradeArgs, global: &Global) -> Result<()> {
     ))?;
     match disconnected {
         0 => Ok(()),
-        count => print_line(&format!("{count} clients were disconnected: encrypted connections cannot be continued")),
+        count => print_line(&format!(
+            "{count} clients were disconnected: encrypted connections cannot be continued, nor those with requests \
+             that do not end"
+        )),
     }
 }

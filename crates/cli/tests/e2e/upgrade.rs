@@ -53,7 +53,8 @@ fn clients_go_on_over_twenty_upgrades() {
     let lab = Lab::with_pool("256M");
     let names: Vec<String> = (0..8).map(|n| format!("v{n}")).collect();
     names.iter().for_each(|name| drop(lab.ok(&["create", &format!("pool.img/{name}"), "--size", "1M"])));
-    let server = Server::start_with(&lab, POOL, &["--socket-dir", "each", "--tcp", "127.0.0.1:0"]);
+    let options = ["--socket-dir", "each", "--tcp", "127.0.0.1:0", "--pid-file", "pid"];
+    let server = Server::start_with(&lab, POOL, &options);
     let ends = Arc::new(AtomicBool::new(false));
     let clients = names.iter().zip(0u64..).map(|(name, n)| {
         let own = lab.path("each").join(format!("{name}.sock"));
@@ -65,6 +66,7 @@ fn clients_go_on_over_twenty_upgrades() {
     for round in 0..20 {
         let upgraded = upgrade(&lab);
         assert_eq!((&upgraded["connections"], &upgraded["disconnected"]), (&9.into(), &0.into()), "{upgraded}");
+        assert_eq!(fs::read_to_string(lab.path("pid")).unwrap().trim(), upgraded["pid"].to_string());
         lab.ok(&["snapshot", &format!("pool.img/v{}@{round}", round % 8)]);
         // New clients find the same sockets.
         drop(Client::connect(server.socket(), "v0").unwrap());
@@ -157,6 +159,8 @@ fn a_program_that_fails_leaves_the_daemon_as_it_was() {
         ("killed", "kill -9 $$".to_string(), none),
         ("ends-when-it-is-ready", format!("{READY}; sleep 0.2; exit 1"), none),
         ("killed-when-it-is-ready", format!("{READY}; sleep 0.2; kill -9 $$"), none),
+        ("closes-its-input", "exec </dev/null; exec sleep 20".to_string(), none),
+        ("half-of-a-message", "printf x >&0; exec sleep 20".to_string(), "did not answer in time"),
         ("other-words", "echo 'Listening on port 80, as every server does' >&0; sleep 5".to_string(), "a message of"),
     ];
     for (name, text, why) in &programs {
@@ -179,6 +183,56 @@ fn a_program_that_fails_leaves_the_daemon_as_it_was() {
     server.stop();
     assert!(lab.run(&["upgrade", POOL]).refused().contains("no daemon"));
     lab.assert_clean();
+}
+
+#[test]
+fn a_full_pool_is_not_upgraded_while_writes_wait() {
+    let lab = Lab::with_pool("16M");
+    lab.ok(&["create", "pool.img/a", "--size", "64M"]);
+    let server = Server::start_with(&lab, POOL, &["--wait-for-space", "60s"]);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for n in 0..24 {
+        client.start(WRITE, 0, n << 20, 1 << 20, &noise(n, 1 << 20)).unwrap();
+    }
+    wait_until("a write waits", || lab.json(&["stats", POOL])["mode"] != "rw");
+    let message = lab.run(&["upgrade", POOL]).refused();
+    assert!(message.contains("the pool is full"), "{message}");
+    lab.ok(&["grow", POOL, "--size", "64M"]);
+    for _ in 0..24 {
+        client.finish(|_| 0).unwrap();
+    }
+    wait_until("the pool has space", || lab.json(&["stats", POOL])["mode"] == "rw");
+    assert_eq!(upgrade(&lab)["connections"], 2);
+    assert!(client.read(23 << 20, PAGE).unwrap() == noise(23, 1 << 20)[..PAGE]);
+    drop(client);
+    server.stop();
+}
+
+#[test]
+fn an_upgrade_without_descriptors_is_refused() {
+    let lab = Lab::with_pool("64M");
+    let names: Vec<String> = (0..90).map(|n| format!("pool.img/v{n}")).collect();
+    lab.ok(&[&["create"], names.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), &["--size", "4k"]].concat());
+    let limit = "--nofile=260:260";
+    let serve = ["serve", POOL, "--socket-dir", "each", "--max-connections", "16", "--control-connections", "16"];
+    let program = lab.command(&serve);
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", "prlimit", limit])
+        .arg("--")
+        .arg(program.get_program())
+        .args(program.get_args())
+        .current_dir(lab.path(""));
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let own = lab.path("each").join("v7.sock");
+    wait_until("it serves", || own.exists());
+    let mut client = Client::connect(&own, "v7").unwrap();
+    let message = lab.run(&["upgrade", POOL]).refused();
+    assert!(message.contains("file descriptors"), "{message}");
+    client.write(0, &noise(1, PAGE), true).unwrap();
+    drop(client);
+    lab.ok(&["stop", POOL]);
+    assert!(wait_at_most(&mut child, Duration::from_secs(20)).success());
 }
 
 #[test]

@@ -54,8 +54,11 @@ pub trait ByteStream: Clone + 'static {
     fn interrupt_send(&self) {}
 
     /// Returns the connection for another process; `None` if its state lies in this one. See [`Stream::pass_on`].
-    fn pass_on(&self) -> Option<OwnedFd> {
-        None
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    fn pass_on(&self) -> io::Result<Option<OwnedFd>> {
+        Ok(None)
     }
 
     /// Sends all bytes of all pieces, in order, and returns the pieces. If the peer is gone, fails
@@ -101,8 +104,8 @@ impl ByteStream for Stream {
         Stream::interrupt_send(self);
     }
 
-    fn pass_on(&self) -> Option<OwnedFd> {
-        Stream::pass_on(self).ok()
+    fn pass_on(&self) -> io::Result<Option<OwnedFd>> {
+        Stream::pass_on(self).map(Some)
     }
 
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {

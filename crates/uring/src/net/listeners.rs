@@ -34,6 +34,18 @@ pub struct PassedListener {
     pub accepted: Vec<OwnedFd>,
 }
 
+impl PassedListener {
+    /// Describes a socket that a service manager opened under this name.
+    pub fn activated(name: &str, socket: OwnedFd) -> PassedListener {
+        PassedListener { place: format!("{}{name}", super::unix::NAMED), socket, accepted: Vec::new() }
+    }
+
+    /// Returns its name if a service manager opened it.
+    pub fn name(&self) -> Option<&str> {
+        self.place.strip_prefix(super::unix::NAMED)
+    }
+}
+
 /// The listening sockets of a ring.
 #[derive(Default)]
 pub(crate) struct Listeners {
@@ -103,14 +115,17 @@ impl Rt {
         self.driver().listeners.inherited.borrow_mut().extend(passed);
     }
 
-    /// Takes the inherited sockets that a service manager opened, with their names.
-    pub fn take_activated(&self) -> Vec<(String, OwnedFd)> {
+    /// Takes the inherited sockets that a service manager opened.
+    pub fn take_activated(&self) -> Vec<PassedListener> {
         let mut inherited = self.driver().listeners.inherited.borrow_mut();
-        let (named, others): (Vec<_>, Vec<_>) =
-            inherited.drain(..).partition(|passed| passed.place.starts_with(super::unix::NAMED));
+        let (named, others): (Vec<_>, Vec<_>) = inherited.drain(..).partition(|passed| passed.name().is_some());
         inherited.extend(others);
-        let name = |passed: &PassedListener| passed.place.trim_start_matches(super::unix::NAMED).to_string();
-        named.into_iter().map(|passed| (name(&passed), passed.socket)).collect()
+        named
+    }
+
+    /// Returns the number of listening sockets in use.
+    pub fn listeners(&self) -> usize {
+        self.driver().listeners.open.borrow().iter().filter(|listening| listening.strong_count() > 0).count()
     }
 
     /// Closes the inherited sockets that no listener uses, and removes their files.

@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forkdisk::{Error, ErrorKind};
 
-use super::listeners::Listening;
+use super::listeners::{Listening, PassedListener};
 use super::stream::Stream;
 use crate::executor::Rt;
 use crate::sys::{self, SockAddr};
@@ -94,9 +94,9 @@ impl UnixListener {
         Ok(UnixListener { listening: Listening::new(rt.driver(), place, socket, Some(file)) })
     }
 
-    /// Wraps a listening socket that a service manager opened under this name; its file is left alone.
-    pub fn activated(rt: &Rt, name: &str, fd: OwnedFd) -> UnixListener {
-        UnixListener { listening: Listening::new(rt.driver(), format!("{NAMED}{name}"), fd, None) }
+    /// Wraps a listening socket that a service manager opened; its file is left alone.
+    pub fn activated(rt: &Rt, passed: PassedListener) -> UnixListener {
+        UnixListener { listening: Listening::of(rt.driver(), passed, None) }
     }
 
     /// Waits for the next connection.
@@ -122,8 +122,10 @@ impl SocketFile {
 
     /// Removes the file of a socket that was closed.
     pub(super) fn remove_unused(path: &Path) {
-        // A failure is harmless: the next bind replaces a stale socket.
-        let _ = remove_stale(path);
+        if is_socket(path) {
+            // A failure is harmless: the next bind replaces a stale socket.
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Sets the group first, since the mode is meant for it.

@@ -30,6 +30,8 @@ pub fn wait_for_children() -> Result<ExitCode> {
         let wanted: Vec<i32> = forwarded.iter().chain([&Signal::CHILD]).map(|signal| signal.as_raw()).collect();
         let signals = runtime.signals(&wanted)?;
         let mut status = 0;
+        // The last signal that was passed on, and to which processes.
+        let mut sent: (Option<Signal>, Vec<Pid>) = (None, Vec::new());
         loop {
             loop {
                 match wait(WaitOptions::NOHANG) {
@@ -44,10 +46,18 @@ pub fn wait_for_children() -> Result<ExitCode> {
             }
             let signal = signals.recv().await.context("signals cannot be received")?;
             if let Some(signal) = forwarded.iter().find(|forwarded| forwarded.as_raw() == signal) {
-                for child in children() {
+                sent = (Some(*signal), Vec::new());
+            }
+            // Also to a process that has become a child since: the one before may have ignored the signal.
+            for child in children().into_iter().filter(|child| !sent.1.contains(child)).collect::<Vec<_>>() {
+                if let Some(signal) = sent.0 {
                     // It may have ended.
-                    let _ = kill_process(child, *signal);
+                    let _ = kill_process(child, signal);
+                    sent.1.push(child);
                 }
+            }
+            if sent.0 == Some(Signal::HUP) {
+                sent.0 = None;
             }
         }
     })?

@@ -45,7 +45,9 @@ impl Predecessor {
     /// Says that the pool is open, and waits until the daemon leaves its clients to this process. Returns whether it
     /// waits for the end of this process. If it ends without an answer, this process is the only one that can continue.
     pub fn take_over(mut self) -> Result<bool> {
-        self.channel.send(&Message::Taken, &[])?;
+        if self.channel.send(&Message::Taken, &[]).is_err() {
+            return Ok(false);
+        }
         match self.channel.receive()? {
             Some((Message::Continue { stays }, _)) => Ok(stays),
             Some((other, _)) => bail!("the daemon sent {other:?}"),

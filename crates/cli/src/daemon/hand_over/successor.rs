@@ -1,6 +1,7 @@
 //! The new program, as the old process sees it.
 
 use std::env;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use forkdisk_uring::{Rt, Watched};
 
 use super::channel::Channel;
@@ -16,9 +17,12 @@ use super::state::State;
 use super::{FORMAT_VERSION, MARK, Message, starting_folder};
 use crate::daemon::detach;
 
-/// How long the program may take until it is ready, and to open the pool.
+/// How long the program may take until it is ready, and to open the pool. The second is less than a service manager
+/// waits for a sign of life (`WatchdogSec=30s`); the third is that for the rest of a message that has begun to
+/// arrive.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-const TAKE_LIMIT: Duration = Duration::from_secs(60);
+const TAKE_LIMIT: Duration = Duration::from_secs(20);
+const REST_LIMIT: Duration = Duration::from_secs(1);
 
 /// A program that was started to take over, and has not yet. Killed when dropped.
 pub struct Successor {
@@ -53,7 +57,7 @@ impl Successor {
     }
 
     fn expect_ready(mut self) -> Result<Successor> {
-        self.channel.set_patience(Some(READY_LIMIT))?;
+        self.channel.set_patience(Some(REST_LIMIT))?;
         match self.receive()? {
             Message::Ready { format: FORMAT_VERSION } => Ok(self),
             Message::Ready { format } => {
@@ -70,12 +74,21 @@ impl Successor {
     /// Receives a message; fails if the program has ended.
     fn receive(&mut self) -> Result<Message> {
         let program = self.program.display();
-        match self.channel.receive().with_context(|| format!("{program}: waiting for it"))? {
+        let received = self.channel.receive().map_err(|error| match error.downcast_ref::<io::Error>() {
+            Some(late) if late.kind() == io::ErrorKind::WouldBlock => anyhow!("{program} did not answer in time"),
+            _ => error.context(format!("{program}: waiting for it")),
+        });
+        match received? {
             Some((message, _)) => Ok(message),
-            None => match self.child.as_mut().map(Child::wait) {
-                Some(Ok(status)) => bail!("{program} ended without taking over: {status}; its log says why"),
-                _ => bail!("{program} ended without taking over"),
-            },
+            None => {
+                let Some(child) = &mut self.child else { bail!("{program} has ended") };
+                // It may have closed the socket only.
+                let _ = child.kill();
+                match child.wait() {
+                    Ok(status) => bail!("{program} ended without taking over: {status}; its log says why"),
+                    Err(_) => bail!("{program} ended without taking over"),
+                }
+            }
         }
     }
 
@@ -91,14 +104,12 @@ impl Successor {
     }
 
     /// Lets the program continue the clients. From now on this process must not. `stays`: it waits for the program's
-    /// end.
-    pub fn release(mut self, stays: bool) {
-        // If it has ended meanwhile, a later daemon finds the pool as after a kill.
+    /// end. Fails if the program has ended: then this process continues.
+    pub fn release(&mut self, stays: bool) -> Result<()> {
         let told = self.channel.send(&Message::Continue { stays }, &[]);
-        if let Err(error) = told {
-            tracing::error!("{}: {error:#}", self.program.display());
-        }
+        told.with_context(|| format!("{} has ended", self.program.display()))?;
         self.child = None;
+        Ok(())
     }
 
     /// Returns the process id of the program.

@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,10 @@ use super::passed::{PassedClient, Stage};
 use super::session::{Job, Session};
 use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
+
+/// How often, and after which time, a connection is passed on again that could not be for want of descriptors.
+const PASS_ATTEMPTS_COUNT: usize = 200;
+const PASS_AGAIN: Duration = Duration::from_millis(5);
 
 /// Handle of a connection, by which the server stops it or detects that it has stalled.
 pub(super) struct Control {
@@ -206,7 +211,12 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
         Err(ended) => Err(Broken::Negotiation(ended)),
         Ok(Entered::Leaving(received, agreed)) => {
             let stage = Stage::Negotiation { only: security.only(), with_tls: security.has_tls(), agreed };
-            Ok(stream.pass_on().map(|socket| PassedClient { socket, received, unsent: Vec::new(), stage }))
+            Ok(pass_on(&common.rt, &stream).await.map(|socket| PassedClient {
+                socket,
+                received,
+                unsent: Vec::new(),
+                stage,
+            }))
         }
         Ok(Entered::Clear(inbox, chosen)) => transmit(common, inbox, chosen, control).await,
         Ok(Entered::Encrypted(inbox, chosen)) => {
@@ -214,6 +224,19 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
             transmit(common, inbox, chosen, control).await
         }
     }
+}
+
+/// Returns a connection for another process; `None` if its state lies in this one. For want of descriptors, waits until
+/// those of others are closed.
+async fn pass_on(rt: &Rt, stream: &impl ByteStream) -> Option<OwnedFd> {
+    for _ in 0..PASS_ATTEMPTS_COUNT {
+        match stream.pass_on() {
+            Ok(socket) => return socket,
+            Err(error) => tracing::debug!(%error, "a connection is not passed on yet"),
+        }
+        rt.sleep_for(PASS_AGAIN).await;
+    }
+    None
 }
 
 /// Opens the export and the contexts that a client had chosen in another process.
@@ -264,7 +287,7 @@ async fn transmit<X: Exports, S: ByteStream>(
     let export = control.export.take().map(|name| name()).unwrap_or_default();
     control.entering.take();
     if let Ok(Some(received)) = &result
-        && let Some(socket) = stream.pass_on()
+        && let Some(socket) = pass_on(rt, &stream).await
     {
         let stage = Stage::Transmission { export, read_only, style, contexts: context_names };
         let (received, unsent) = (received.clone(), outbox.take_unsent());
