@@ -101,13 +101,7 @@ impl Process<'_> {
         let io_errors = IoErrorLog::default();
         let (uuid, locks) = (pool.info().uuid, export_locks.clone());
         let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };
-        let devices = match &*continued {
-            Continued::Itself(devices, _) => devices.clone(),
-            _ => Devices::new(runtime, path, exports.clone()),
-        };
-        if let Continued::Nothing = &*continued {
-            devices.adopt().await;
-        }
+        let devices = self.devices(&exports, continued).await;
         let data = Server::new(runtime, exports.clone(), settings.data.clone());
         let disks = VhostServer::new(runtime, exports.clone(), settings.vhost_options());
         let clients = Clients { data: data.handle(), disks: disks.handle() };
@@ -194,6 +188,18 @@ impl Process<'_> {
         }
         let _places = Places { _pid_file: pid_file, _private: sockets.private };
         Ok(Ending::Stopped(Serving { control, signals: self.signals.clone(), notifier, _places }))
+    }
+
+    /// Returns the block devices: those of this process, or after a start those of a killed one.
+    async fn devices(&self, exports: &Served, continued: &Continued) -> Devices {
+        if let Continued::Itself(devices, _) = continued {
+            return devices.clone();
+        }
+        let devices = Devices::new(&self.runtime, self.path, exports.clone());
+        if let Continued::Nothing = continued {
+            devices.adopt().await;
+        }
+        devices
     }
 
     /// Announces that clients can connect, or takes over from the process before.
