@@ -284,7 +284,9 @@ fn the_documentation_has_an_example_of_every_method_and_each_is_answered_as_it_s
             _ => None,
         };
         let mut stream = connect(&socket);
+        let program = lab.command(&[]).get_program().to_str().unwrap().to_string();
         let text = format!("{request}\n").replace("/srv/disk.img", disk.to_str().unwrap());
+        let text = text.replace("/usr/bin/forkdisk", &program);
         match file {
             Some(file) => send_with_file(&stream, text.as_bytes(), &file),
             None => stream.write_all(text.as_bytes()).unwrap(),
