@@ -243,7 +243,8 @@ fn a_daemon_in_the_foreground_keeps_its_number() {
     let numbers: Vec<u64> = (0..3).map(|_| upgrade(&lab)["pid"].as_u64().unwrap()).collect();
     assert!(numbers.iter().all(|&pid| pid != u64::from(server.pid())));
     let gone = |pid: u64| !std::path::Path::new(&format!("/proc/{pid}")).exists();
-    assert!(gone(numbers[0]) && gone(numbers[1]) && !gone(numbers[2]), "{numbers:?}");
+    wait_until("the earlier ones have ended", || gone(numbers[0]) && gone(numbers[1]));
+    assert!(!gone(numbers[2]));
     // A signal to the first process ends the last one in order.
     succeed(Command::new("kill").args(["-TERM", &server.pid().to_string()]));
     assert!(wait_at_most(server.child_mut(), Duration::from_secs(20)).success());
