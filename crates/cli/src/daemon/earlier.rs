@@ -58,9 +58,10 @@ impl Earlier {
         let outcome = match std::mem::replace(continued, Continued::Nothing) {
             Continued::Nothing => None,
             Continued::Another(predecessor) => {
-                let stays = predecessor.take_over()?;
+                let before = predecessor.pid();
+                let before = if predecessor.take_over()? { None } else { before };
                 if !detach::is_detached() && std::env::var_os("NOTIFY_SOCKET").is_none() {
-                    drop(runtime.spawn(hand_over::follow_parent(runtime.clone(), stays)));
+                    drop(runtime.spawn(hand_over::follow_parent(runtime.clone(), before)));
                 }
                 drop(runtime.spawn(doors.devices.clone().adopt_later(state.devices)));
                 None

@@ -77,11 +77,10 @@ fn children() -> Vec<Pid> {
     pids.filter(is_child).filter_map(Pid::from_raw).collect()
 }
 
-/// Ends this process if the first process of a daemon in the foreground is killed. `stays`: that is the one from which
-/// this process took over.
-pub async fn follow_parent(runtime: Rt, stays: bool) {
-    let first = getppid();
-    while !stays && getppid() == first {
+/// Ends this process if the first process of a daemon in the foreground is killed. `before`: the process from which
+/// this one took over, and which ends; `None` if that is the first one.
+pub async fn follow_parent(runtime: Rt, before: Option<Pid>) {
+    while before.is_some() && getppid() == before {
         runtime.sleep_for(LOOK).await;
     }
     // Without such a process the parent is that of the system, or a service manager's.

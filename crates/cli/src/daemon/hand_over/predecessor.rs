@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, getppid};
 
 use super::channel::Channel;
 use super::state::State;
@@ -18,6 +19,7 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 /// A daemon that waits for this program to take over.
 pub struct Predecessor {
     channel: Channel,
+    pid: Option<Pid>,
 }
 
 impl Predecessor {
@@ -29,7 +31,12 @@ impl Predecessor {
         let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).context("the socket of an upgrade")?;
         let nowhere = File::open("/dev/null").context("/dev/null")?;
         rustix::stdio::dup2_stdin(&nowhere).context("standard input")?;
-        Ok(Some(Predecessor { channel: Channel::new(UnixStream::from(socket)) }))
+        Ok(Some(Predecessor { channel: Channel::new(UnixStream::from(socket)), pid: getppid() }))
+    }
+
+    /// Returns its process id.
+    pub fn pid(&self) -> Option<Pid> {
+        self.pid
     }
 
     /// Says that this program can take over; returns the state of the daemon, which has closed the pool.
