@@ -94,8 +94,8 @@ fn watch() {
     }
 }
 
-/// Removes the newest objects first. A folder stays while a file system is mounted in it, whose
-/// files are not its own.
+/// Removes the newest objects first. A folder stays while a file system is mounted in it: the
+/// files there are not its own.
 fn undo(things: &[Thing]) {
     let mut all: Vec<&Thing> = things.iter().rev().collect();
     all.sort_by_key(|thing| thing.turn());

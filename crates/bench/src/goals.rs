@@ -93,7 +93,7 @@ impl Goals {
     }
 
     /// Compares `rows` with the goals of `workload`, and adds an unmet row for every goal
-    /// that is `wanted` and not optional, and whose figure is missing.
+    /// that is `wanted` and not optional, and has no figure.
     pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&Goal) -> bool) {
         for goal in self.0.iter().filter(|g| g.workload == workload) {
             let fits = |row: &&mut Row| {

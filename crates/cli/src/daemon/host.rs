@@ -185,8 +185,7 @@ impl Host for Daemon {
             if end.wanted.has_happened() || end.is_upgrading.replace(true) {
                 return Err(Failure::new(ErrorKind::Busy, "the daemon is ending, or is being upgraded already"));
             }
-            let ready =
-                prepare(&runtime, &program, (has_devices, pool.mode() == Mode::OutOfDataSpace), (&control, &end)).await;
+            let ready = prepare(&runtime, &program, (has_devices, &pool), (&control, &end)).await;
             match ready {
                 Ok(successor) => {
                     *end.successor.borrow_mut() = Some(successor);
@@ -225,7 +224,7 @@ impl Host for Daemon {
 async fn prepare(
     runtime: &Rt,
     program: &str,
-    (has_devices, is_full): (bool, bool),
+    (has_devices, pool): (bool, &Pool<UringDevice>),
     (control, end): (&OnceCell<ControlHandle>, &End),
 ) -> Result<Successor, Failure> {
     let invalid = |error: anyhow::Error| Failure::new(ErrorKind::Invalid, format!("{error:#}"));
@@ -234,11 +233,12 @@ async fn prepare(
                     and a daemon in the foreground does not: serve with --daemon, or as a service";
         return Err(Failure::new(ErrorKind::Unsupported, text));
     }
-    if is_full {
+    if pool.mode() == Mode::OutOfDataSpace {
         let text =
             "the pool is full, and requests may wait for space: free some first (`forkdisk du`), or grow the pool";
         return Err(Failure::new(ErrorKind::Busy, text));
     }
+    check_closable(runtime, pool).await?;
     descriptors::check_room(runtime.listeners())
         .map_err(|error| Failure::new(ErrorKind::Busy, format!("{error:#}")))?;
     let successor = Successor::start(runtime, Path::new(program)).await.map_err(invalid)?;
@@ -257,6 +257,27 @@ async fn prepare(
         return Err(Failure::new(ErrorKind::Busy, "the daemon is ending"));
     }
     Ok(successor)
+}
+
+/// Checks that the pool could be closed now, by a checkpoint, which makes closing it short: a pool that cannot be
+/// closed takes its clients along.
+async fn check_closable(runtime: &Rt, pool: &Pool<UringDevice>) -> Result<(), Failure> {
+    if pool.mode() == Mode::ReadOnly {
+        return Ok(());
+    }
+    let checked = pool.clone();
+    let checkpoint = runtime.spawn(async move { checked.checkpoint().await });
+    match runtime.timeout(VERBS, checkpoint).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(Failure::new(error.kind(), format!("the pool could not be closed for it: {error}"))),
+        Err(_) => {
+            let text = format!(
+                "the pool could not be closed for it: a checkpoint has not ended within {VERBS:?}; give the file \
+                 system under the pool room"
+            );
+            Err(Failure::new(ErrorKind::Busy, text))
+        }
+    }
 }
 
 /// Whether the kernel releases the devices of a ring that ends before its process.

@@ -40,8 +40,6 @@ use crate::patterns::Patterns;
 use crate::progress::Progress;
 use crate::session::close_pool;
 
-/// Interval at which freed space is returned to the pool and to the file system under it.
-const GIVE_BACK: Duration = Duration::from_secs(5);
 /// How long callers of `stop` may take to receive the answer.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -239,7 +237,7 @@ impl Process<'_> {
     ) -> Vec<JoinHandle<()>> {
         let (runtime, log, signals) = (&self.runtime, self.settings.log_file.clone(), self.signals.clone());
         vec![
-            runtime.spawn(give_back(runtime.clone(), pool.clone(), self.settings.pool.read_only)),
+            runtime.spawn(space::give_back(runtime.clone(), pool.clone(), self.settings.pool.read_only)),
             runtime.spawn(space::watch(runtime.clone(), pool.clone())),
             runtime.spawn(watchdog(runtime.clone(), notifier.clone())),
             runtime.spawn(Asked { signals, end: end.clone(), data, log }.run()),
@@ -340,22 +338,6 @@ impl Asked {
                 tracing::info!(signal, "a signal requests the end");
                 self.end.wanted.raise();
             }
-        }
-    }
-}
-
-/// Runs checkpoints: only they make trimmed or deleted space free, and a hole in the pool's file.
-/// The engine starts one when much has changed; this starts one for little, too.
-async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
-    if read_only {
-        return;
-    }
-    loop {
-        runtime.sleep_for(GIVE_BACK).await;
-        if pool.info().freeing > 0
-            && let Err(error) = pool.checkpoint().await
-        {
-            return tracing::error!(%error, "space cannot be given back");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Logs when a pool runs low on space, and when it is full.
+//! Logs when a pool runs low on space, and when it is full; returns freed space.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,6 +12,24 @@ use crate::session::tell_dropped;
 
 /// Interval of the checks.
 const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which freed space is returned to the pool and to the file system under it.
+const GIVE_BACK: Duration = Duration::from_secs(5);
+
+/// Runs checkpoints: only they make trimmed or deleted space free, and a hole in the pool's file.
+/// The engine starts one when much has changed; this starts one for little, too.
+pub async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
+    if read_only {
+        return;
+    }
+    loop {
+        runtime.sleep_for(GIVE_BACK).await;
+        if pool.info().freeing > 0
+            && let Err(error) = pool.checkpoint().await
+        {
+            return tracing::error!(%error, "space cannot be given back");
+        }
+    }
+}
 
 /// Warns when free space falls below the low-water mark, and again only after it has risen above
 /// it. Does the same for a pool without space for a write.

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -22,9 +21,6 @@ use crate::served_mount::{mount_served, syscall_helper};
 use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
 use crate::verbs::examples::examples;
 use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
-
-/// Interval at which freed space is released.
-const GIVE_BACK: Duration = Duration::from_secs(5);
 
 /// Mount a pool: every volume is a file, every snapshot a file under .snapshots/VOLUME/NAME
 ///
@@ -185,7 +181,7 @@ async fn serve(
     }
     tracing::info!(dir = %dir.display(), "mounted");
     let waiting = runtime.spawn(stop_at_signal(signals.clone(), mount.handle()));
-    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), options.read_only));
+    let giving_back = runtime.spawn(space::give_back(runtime.clone(), pool.clone(), options.read_only));
     let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
     mount.serve().await?;
     watching.cancel().await;
@@ -198,21 +194,6 @@ async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
     while let Ok(signal) = signals.recv().await {
         tracing::info!(signal, "unmounting");
         mount.stop().await;
-    }
-}
-
-/// Runs checkpoints: only they make deleted space free, and a hole in the pool's file.
-async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
-    if read_only {
-        return;
-    }
-    loop {
-        runtime.sleep_for(GIVE_BACK).await;
-        if pool.info().freeing > 0
-            && let Err(error) = pool.checkpoint().await
-        {
-            return tracing::error!(%error, "space cannot be given back");
-        }
     }
 }
 

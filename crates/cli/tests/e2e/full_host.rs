@@ -67,6 +67,33 @@ fn a_full_host_file_system_is_like_a_full_pool() {
 }
 
 #[test]
+fn an_upgrade_on_a_full_host_file_system_takes_no_client_away() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "48M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_with(&lab, "small/pool.img", &["--wait-for-space", "20s"]);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    fs::write(place.join("filler"), vec![1; 20 * MIB]).unwrap();
+    client.write(0, &noise(20, 4 * MIB), false).unwrap();
+    client.flush().unwrap();
+    fs::write(place.join("rest"), vec![1; 64 * MIB]).unwrap_err();
+    // It is done if a checkpoint finds room, and refused otherwise.
+    for _ in 0..2 {
+        let upgraded = lab.run(&["upgrade", "small/pool.img"]);
+        let is_refused = ["could not be closed", "is full"].iter().any(|why| upgraded.stderr.contains(why));
+        assert!(upgraded.status.success() || is_refused, "{upgraded:?}");
+        assert!(client.read(0, 4 * MIB).unwrap() == noise(20, 4 * MIB));
+    }
+    fs::remove_file(place.join("rest")).unwrap();
+    wait_until("there is room", || lab.run(&["upgrade", "small/pool.img"]).status.success());
+    assert!(client.read(0, 4 * MIB).unwrap() == noise(20, 4 * MIB));
+    drop(client);
+    server.stop();
+}
+
+#[test]
 fn a_served_pool_outlasts_a_full_host_file_system() {
     let lab = Lab::empty();
     let place = lab.path("small");

@@ -25,7 +25,7 @@ const PIECE: usize = 1 << 20;
 pub enum Place {
     /// A file without allocated space.
     Sparse,
-    /// A file whose space is allocated.
+    /// A file with all of its space allocated.
     Preallocated,
     /// A loop device over a file that was completely written, as the file systems beside it have.
     Loop,

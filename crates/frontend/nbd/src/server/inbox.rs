@@ -23,7 +23,7 @@ pub(super) struct Inbox<S> {
     staging: Buf,
     filled: Range<usize>,
     ask: usize,
-    /// The first bytes of a payload whose receive was interrupted.
+    /// The first bytes of a payload, after its receive was interrupted.
     interrupted: Vec<u8>,
 }
 
@@ -35,7 +35,7 @@ impl<S: ByteStream> Inbox<S> {
         Inbox { stream, staging, filled: 0..received.len(), ask: STAGING_BYTES, interrupted: Vec::new() }
     }
 
-    /// Takes everything that was received and not consumed, a payload whose receive was interrupted included.
+    /// Takes everything that was received and not consumed, with the bytes of an interrupted payload.
     pub(super) fn take_rest(&mut self) -> Vec<u8> {
         let mut rest = std::mem::take(&mut self.interrupted);
         rest.extend_from_slice(self.bytes());
@@ -104,7 +104,7 @@ impl<S: ByteStream> Inbox<S> {
         }
     }
 
-    /// Keeps the bytes of a payload whose receive was interrupted.
+    /// Keeps the bytes of an interrupted payload.
     fn stopped(&mut self, received: &[u8], error: io::Error) -> io::Result<Option<Buf>> {
         if is_interrupted(&error) {
             self.interrupted = received.to_vec();

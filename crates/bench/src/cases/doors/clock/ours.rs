@@ -45,7 +45,7 @@ pub fn open(context: &Context<'_>, place: Place, span: u64) -> Vec<Named> {
 }
 
 fn target(context: &Context<'_>, place: Place, span: u64, door: &str, name: &str) -> Result<Box<dyn Target>> {
-    // Room for two volumes and a clone that shares nothing any more, and for one whose space is not free yet.
+    // Room for two volumes and a clone that shares nothing any more, and for a deleted one before its space is free.
     let size = 4 * span + (256 << 20);
     let pool = PoolAt::new(&context.disk(&format!("{name}.pool")), place, size, (&[BASE, ALONE], span))?;
     let program = context.options.program.clone();
