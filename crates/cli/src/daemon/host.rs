@@ -234,8 +234,8 @@ async fn prepare(
         return Err(Failure::new(ErrorKind::Unsupported, text));
     }
     if pool.mode() == Mode::OutOfDataSpace {
-        let text =
-            "the pool is full, and requests may wait for space: free some first (`forkdisk du`), or grow the pool";
+        let text = "the pool is full, or the file system under it, and requests may wait for space: free some first \
+             (`forkdisk du`), or grow it";
         return Err(Failure::new(ErrorKind::Busy, text));
     }
     check_closable(runtime, pool).await?;
