@@ -57,7 +57,7 @@ struct Places {
     _private: Option<runtime_dir::PrivateDir>,
 }
 
-/// What the daemon says of itself; clients and mounts are filled in when it is asked.
+/// Returns the status of the daemon without its clients and mounts, which change.
 fn identity(path: &Path, pool: &Pool<UringDevice>, sockets: &Sockets, settings: &Settings) -> Result<Status> {
     Ok(Status {
         pid: std::process::id(),
