@@ -18,7 +18,8 @@ pub struct InUse {
     pid: u32,
     /// The path by which the process opened the pool, if it leads to another file or device than `path`.
     other: Option<PathBuf>,
-    /// Whether it is a `forkdisk mount` that is closing the pool: its mount point is unmounted already.
+    /// Whether the process is ending: it has no memory any more, or it is a `forkdisk mount` that is closing the pool
+    /// and has unmounted its mount point.
     is_ending: bool,
 }
 
@@ -33,7 +34,8 @@ impl InUse {
     pub fn by(path: &Path, pid: u32, other: Option<PathBuf>) -> InUse {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = command_name(&line).unwrap_or_else(|| "another process".to_string());
-        let is_ending = command == MOUNT && ![Some(path), other.as_deref()].into_iter().flatten().any(is_mounted);
+        let is_unmounted = || ![Some(path), other.as_deref()].into_iter().flatten().any(is_mounted);
+        let is_ending = line.is_empty() || command == MOUNT && is_unmounted();
         InUse { path: path.to_path_buf(), command, pid, other, is_ending }
     }
 
@@ -174,6 +176,9 @@ mod tests {
         let ending = InUse { is_ending: true, ..by("forkdisk mount") };
         assert!(ending.by_a_verb() && !ending.to_string().contains("umount"), "{ending}");
         assert!(!by("forkdisk import").to_string().contains("kill"));
+        // The process has ended since.
+        let gone = InUse::by(Path::new("p"), u32::MAX >> 2, None);
+        assert!(gone.by_a_verb() && gone.to_string().contains("another process"), "{gone}");
     }
 
     #[test]

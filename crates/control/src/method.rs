@@ -350,7 +350,7 @@ pub mod params {
         /// devices. Answered by the new program. Fails with `busy` while another verb is under way. After any failure
         /// the daemon goes on as before.
         Upgrade {
-            /// Absolute path of the new program.
+            /// File of the new program; in a request an absolute path.
             program: String,
         }
         /// Ends the daemon; answered when the pool is closed. Fails with `busy` while clients are connected.

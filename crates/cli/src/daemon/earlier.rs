@@ -61,7 +61,7 @@ impl Earlier {
                 let before = predecessor.pid();
                 let before = if predecessor.take_over()? { None } else { before };
                 if !detach::is_detached() && std::env::var_os("NOTIFY_SOCKET").is_none() {
-                    drop(runtime.spawn(hand_over::follow_parent(runtime.clone(), before)));
+                    drop(runtime.spawn(hand_over::follow_first(runtime.clone(), before)));
                 }
                 drop(runtime.spawn(doors.devices.clone().adopt_later(state.devices)));
                 None

@@ -16,7 +16,7 @@ use crate::verbs::examples::examples;
 ///
 /// The new program takes over the daemon's sockets and their connections, mounts, and devices, with the arguments of
 /// the daemon and the configuration as it is now. Clients see a pause. If the new program fails before it has taken
-/// over, the old one serves on. Encrypted connections cannot be continued: their clients are disconnected and connect
+/// over, the old one serves on. Without --program, this program takes over. Encrypted connections cannot be continued: their clients are disconnected and connect
 /// again.
 #[derive(Args)]
 #[command(after_help = examples!["forkdisk upgrade /srv/pool.img"])]
@@ -24,7 +24,6 @@ pub struct UpgradeArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// The new program. Default: this one
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }

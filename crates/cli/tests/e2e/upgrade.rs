@@ -242,7 +242,11 @@ fn a_daemon_in_the_foreground_keeps_its_number() {
     let mut server = Server::start(&lab);
     let numbers: Vec<u64> = (0..3).map(|_| upgrade(&lab)["pid"].as_u64().unwrap()).collect();
     assert!(numbers.iter().all(|&pid| pid != u64::from(server.pid())));
-    let gone = |pid: u64| !std::path::Path::new(&format!("/proc/{pid}")).exists();
+    // Or ended, and not waited for by the system's first process.
+    let gone = |pid: u64| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('Z'))
+    };
     wait_until("the earlier ones have ended", || gone(numbers[0]) && gone(numbers[1]));
     assert!(!gone(numbers[2]));
     // A signal to the first process ends the last one in order.
@@ -257,7 +261,6 @@ fn a_daemon_in_the_foreground_keeps_its_number() {
             upgrade(&lab);
             upgrade(&lab)["pid"].as_u64().unwrap()
         };
-        thread::sleep(Duration::from_millis(200));
         let target = if of_first { u64::from(server.pid()) } else { pid };
         succeed(Command::new("kill").args(["-KILL", &target.to_string()]));
         let status = wait_at_most(server.child_mut(), Duration::from_secs(20));

@@ -11,17 +11,22 @@ use rustix::process::{
     Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, set_parent_process_death_signal, wait,
 };
 
+use super::first_process;
+
 /// Exit status of a process that a signal ended, less the signal's number.
 const SIGNALLED_STATUS: i32 = 128;
 /// Interval at which the end of the last process is looked for.
 const LOOK: Duration = Duration::from_millis(20);
 const RING_ENTRIES: u32 = 8;
 
+/// Makes the child of a child a child of this process when the one between has ended. Undone with `false`.
+pub(super) fn keep_descendants(keep: bool) -> Result<()> {
+    set_child_subreaper(keep.then(getpid)).context("keeping processes of later upgrades")
+}
+
 /// Waits for the end of all children, those of later upgrades included. Returns the status of the
 /// last one.
 pub fn wait_for_children() -> Result<ExitCode> {
-    // When a child passes on to its own child and ends, that one becomes a child of this process.
-    set_child_subreaper(Some(getpid())).context("keeping processes of later upgrades")?;
     let mut config = Config::default();
     config.entries = RING_ENTRIES;
     config.buffers.clear();
@@ -77,14 +82,18 @@ fn children() -> Vec<Pid> {
     pids.filter(is_child).filter_map(Pid::from_raw).collect()
 }
 
-/// Ends this process if the first process of a daemon in the foreground is killed. `before`: the process from which
-/// this one took over, and which ends; `None` if that is the first one.
-pub async fn follow_parent(runtime: Rt, before: Option<Pid>) {
-    while before.is_some() && getppid() == before {
+/// Ends this process as the kernel would if the first process of a daemon in the foreground is killed. `before`: the
+/// process from which this one took over, its parent until that ends. The first process is the parent afterwards.
+pub async fn follow_first(runtime: Rt, before: Option<Pid>) {
+    let first = Some(first_process());
+    while getppid() != first && before.is_some() && getppid() == before {
         runtime.sleep_for(LOOK).await;
     }
-    // Without such a process the parent is that of the system, or a service manager's.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         tracing::debug!(%error, "a kill of the first process does not end this one");
+    }
+    // It was killed before the kernel had been told to watch it.
+    if getppid() != first {
+        let _ = kill_process(getpid(), Signal::KILL);
     }
 }

@@ -15,14 +15,15 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use rustix::process::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 
-pub use foreground::{follow_parent, wait_for_children};
+pub use foreground::{follow_first, wait_for_children};
 pub use predecessor::{Predecessor, tell_failure};
 pub use state::{PassedListener, PassedMount, State};
 pub use successor::Successor;
 
-/// Environment variable that marks a program that takes over.
+/// Environment variable of a program that takes over: process id of the first process of the daemon.
 const MARK: &str = "FORKDISK_HAND_OVER";
 /// Version of the state that is passed. Fields can be added without a new one.
 const FORMAT_VERSION: u32 = 1;
@@ -45,6 +46,12 @@ enum Message {
 /// Returns whether this process took over from another one, or is about to.
 pub fn has_predecessor() -> bool {
     env::var_os(MARK).is_some()
+}
+
+/// Returns the process id of the first process of this daemon: this one if it did not take over from another.
+fn first_process() -> Pid {
+    let passed = env::var(MARK).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    passed.unwrap_or_else(getpid)
 }
 
 /// Returns the folder in which the daemon was started, to which its arguments relate.

@@ -13,8 +13,9 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use forkdisk_uring::{Rt, Watched};
 
 use super::channel::Channel;
+use super::foreground::keep_descendants;
 use super::state::State;
-use super::{FORMAT_VERSION, MARK, Message, starting_folder};
+use super::{FORMAT_VERSION, MARK, Message, first_process, starting_folder};
 use crate::daemon::detach;
 
 /// How long the program may take until it is ready, and to open the pool. The second is less than a service manager
@@ -36,7 +37,10 @@ impl Successor {
     pub async fn start(runtime: &Rt, program: &Path) -> Result<Successor> {
         let (ours, theirs) = UnixStream::pair().context("a pair of sockets")?;
         let mut command = Command::new(program);
-        command.args(env::args_os().skip(1)).env(MARK, "1").stdin(Stdio::from(OwnedFd::from(theirs)));
+        command
+            .args(env::args_os().skip(1))
+            .env(MARK, first_process().to_string())
+            .stdin(Stdio::from(OwnedFd::from(theirs)));
         for passed_before in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
             command.env_remove(passed_before);
         }
@@ -106,6 +110,8 @@ impl Successor {
     /// Lets the program continue the clients. From now on this process must not. `stays`: it waits for the program's
     /// end. Fails if the program has ended: then this process continues.
     pub fn release(&mut self, stays: bool) -> Result<()> {
+        // Before the program can end by a later upgrade.
+        keep_descendants(stays)?;
         let told = self.channel.send(&Message::Continue { stays }, &[]);
         told.with_context(|| format!("{} has ended", self.program.display()))?;
         self.child = None;
