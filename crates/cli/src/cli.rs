@@ -82,6 +82,8 @@ enum Verb {
     #[command(hide = true)]
     HoldFrozen(verbs::hold_frozen::HoldFrozenArgs),
     #[command(hide = true)]
+    Keeper(verbs::keeper::KeeperArgs),
+    #[command(hide = true)]
     OnMount(verbs::on_mount::OnMountArgs),
     #[command(hide = true)]
     WithParent(verbs::with_parent::WithParentArgs),
@@ -111,7 +113,7 @@ impl Cli {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
             // These act on behalf of another process, whatever the file says by now.
-            Verb::HoldFrozen(_) | Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
+            Verb::HoldFrozen(_) | Verb::Keeper(_) | Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
             _ => Given::default(),
         };
         let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
@@ -173,6 +175,7 @@ impl Cli {
             Verb::Man(args) => verbs::man::run(args, command::without_hidden_verbs(Cli::definition())),
             Verb::DeviceLinks(args) => verbs::device_links::run(args),
             Verb::HoldFrozen(args) => verbs::hold_frozen::run(args),
+            Verb::Keeper(args) => verbs::keeper::run(&args),
             Verb::OnMount(args) => verbs::on_mount::run(args),
             Verb::WithParent(args) => verbs::with_parent::run(args),
         }?;

@@ -137,6 +137,12 @@ fn named_pid(error: &Error) -> Option<u32> {
     rest.split_once(')')?.0.parse().ok()
 }
 
+/// Returns whether process `pid` is this program with the verb `verb`.
+pub fn is_verb(pid: u32, verb: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command_name(&line).and_then(|name| name.strip_prefix("forkdisk ").map(|found| found == verb)).unwrap_or(false)
+}
+
 fn command_name(line: &[u8]) -> Option<String> {
     let mut words = line.split(|&byte| byte == 0).map(String::from_utf8_lossy);
     let program = words.next()?;

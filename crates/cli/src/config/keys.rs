@@ -114,6 +114,11 @@ keys! {
         notification; costs CPU";
     MOUNT "mount" Kind::Path, Serve, "",
         "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
+    KEEPER "keeper" Kind::Switch, Serve, "no",
+        "Whether mounts, and loop devices on them, go on when this process is killed and another one serves the pool \
+        (docs/serving.md)";
+    KEEPER_LIMIT "keeper_limit" Kind::Time, Serve, "10m",
+        "How long they wait for that process before they end";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Also serve over TCP, to other machines only with TLS or --insecure; 127.0.0.1:10809 if no address is given";
     TLS_CERT "tls_cert" Kind::Path, Serve, "",

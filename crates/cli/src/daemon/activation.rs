@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use forkdisk_uring::{Inherited, PassedListener, Rt, inherited};
+use forkdisk_uring::{Inherited, PassedListener, Rt};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, getsockname};
 
@@ -19,11 +19,11 @@ pub struct Activated {
     pub control: Option<PassedListener>,
 }
 
-/// Takes the sockets that were passed to this process, or to the one from which it took over; each must be a listening
-/// unix socket.
-pub fn take(runtime: &Rt) -> Result<Activated> {
+/// Takes the sockets that were passed to this process (`handed`), or to the one from which it took over; each must
+/// be a listening unix socket.
+pub fn take(runtime: &Rt, handed: Vec<Inherited>) -> Result<Activated> {
     let mut taken = Activated::default();
-    let opened = inherited().into_iter().map(|Inherited { name, fd }| PassedListener::activated(&name, fd));
+    let opened = handed.into_iter().map(|Inherited { name, fd }| PassedListener::activated(&name, fd));
     for passed in runtime.take_activated().into_iter().chain(opened) {
         let name = passed.name().unwrap_or_default().to_string();
         check(&passed.socket).with_context(|| format!("the socket '{name}' that the service manager handed over"))?;

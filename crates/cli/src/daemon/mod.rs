@@ -5,6 +5,7 @@
 //! passes everything on to another process instead (`hand_over`).
 
 mod activation;
+mod channel;
 pub mod descriptors;
 pub mod detach;
 pub mod devices;
@@ -14,6 +15,7 @@ mod exports;
 pub mod hand_over;
 mod host;
 mod io_error_log;
+pub mod keeper;
 mod mounts;
 mod notify;
 mod pid_file;

@@ -4,7 +4,7 @@
 //! acknowledged; the pool is flushed when a mount has ended, and the mount is listed until then.
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,10 +12,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
 use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
-use forkdisk_fuse::{InUse, MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
+use forkdisk_fuse::{
+    InUse, MountOptions, MountRecord, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount,
+};
 use forkdisk_uring::{Rt, UringDevice};
 
 use super::hand_over::PassedMount;
+use super::keeper::{Keeper, Left};
 use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
@@ -33,6 +36,8 @@ struct Inner {
     others: RefCell<Option<InUse>>,
     /// The mounts go to another process.
     is_leaving: Cell<bool>,
+    /// Holds the mounts while no daemon does.
+    keeper: Option<Rc<Keeper>>,
 }
 
 #[derive(Clone)]
@@ -45,13 +50,14 @@ struct Mounted {
 }
 
 impl Mounts {
-    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>) -> Mounts {
+    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, keeper: Option<Rc<Keeper>>) -> Mounts {
         Mounts(Rc::new(Inner {
             runtime: runtime.clone(),
             pool: pool.clone(),
             all: RefCell::default(),
             others: RefCell::default(),
             is_leaving: Cell::default(),
+            keeper,
         }))
     }
 
@@ -96,7 +102,9 @@ impl Mounts {
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, dir) = (&self.0.runtime, PathBuf::from(&mount.dir));
         let volumes = Volumes::new(self.0.pool.clone(), self.options(&mount)?);
+        let held = connection.try_clone().map_err(|e| Failure::file(&mount.dir, e))?;
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
+        self.keep(&session.handle(), (&volumes, held), &mount);
         self.add(session, volumes, mount);
         tracing::info!(dir = %dir.display(), "mounted");
         Ok(())
@@ -104,12 +112,79 @@ impl Mounts {
 
     /// Continues a mount of another process.
     pub fn resume(&self, passed: PassedMount<OwnedFd>) -> Result<(), Failure> {
-        let PassedMount { mount, connection, held } = passed;
+        let PassedMount { mount, connection, held, survives } = passed;
         let (pool, dir) = (self.0.pool.clone(), PathBuf::from(&mount.dir));
         let volumes = Volumes::resume(pool, self.options(&mount)?, &held)?;
+        let held = connection.try_clone().map_err(|e| Failure::file(&mount.dir, e))?;
         let session = Session::resume(&self.0.runtime, volumes.clone(), &dir, connection)?;
+        session.handle().set_survives_a_kill(survives);
+        self.keep(&session.handle(), (&volumes, held), &mount);
         self.add(session, volumes, mount);
         Ok(())
+    }
+
+    /// Continues a mount of a process that was killed. If that fails the mount ends.
+    pub fn take_over(&self, left: Left) {
+        let Left { mount, connection, record } = left;
+        let dir = PathBuf::from(&mount.dir);
+        match self.try_take_over(mount, connection, record) {
+            Ok(()) => tracing::warn!(dir = %dir.display(), "its daemon was killed: served again"),
+            Err(error) => {
+                tracing::error!(dir = %dir.display(), %error, "the mount of a killed daemon cannot be continued");
+                self.release(&dir);
+                std::thread::spawn(move || drop(unmount(&dir, true)));
+            }
+        }
+    }
+
+    fn try_take_over(&self, mount: params::Mount, connection: OwnedFd, record: [OwnedFd; 2]) -> Result<(), Failure> {
+        let dir = PathBuf::from(&mount.dir);
+        let left = MountRecord::read(record).map_err(|e| Failure::file(&mount.dir, e))?;
+        let volumes = Volumes::take_over(self.0.pool.clone(), self.options(&mount)?, left)?;
+        let session = Session::take_over(&self.0.runtime, volumes.clone(), &dir, connection)?;
+        self.add(session, volumes.clone(), mount);
+        drop(self.0.runtime.spawn(async move { volumes.forget_cached().await }));
+        Ok(())
+    }
+
+    /// Lets the keeper hold a mount. If that fails it ends with this process.
+    fn keep(
+        &self,
+        session: &SessionHandle,
+        (volumes, connection): (&Volumes<UringDevice>, OwnedFd),
+        mount: &params::Mount,
+    ) {
+        let Some(keeper) = &self.0.keeper else { return };
+        if !session.survives_a_kill() {
+            let why = "this kernel cannot send requests again (Linux 6.9 can)";
+            tracing::warn!(dir = mount.dir, "a kill of this process ends the mount: {why}");
+            return;
+        }
+        let kept = MountRecord::new().map_err(anyhow::Error::from).and_then(|record| {
+            keeper.hold(mount.clone(), connection.as_fd(), record.files())?;
+            Ok(volumes.keep(record)?)
+        });
+        if let Err(error) = kept {
+            tracing::error!(dir = mount.dir, "a kill of this process ends the mount: {error:#}");
+        }
+    }
+
+    /// Lets the keeper drop a mount that has ended.
+    fn release(&self, dir: &Path) {
+        if let Some(keeper) = &self.0.keeper
+            && let Err(error) = keeper.release(dir)
+        {
+            tracing::warn!(dir = %dir.display(), "{error:#}");
+        }
+    }
+
+    /// Returns whether the pool is mounted on `dir`. Without a system call on `dir` itself, which this process serves.
+    pub fn has(&self, dir: &Path) -> bool {
+        let found = match (dir.parent().map(Path::canonicalize), dir.file_name()) {
+            (Some(Ok(parent)), Some(name)) => parent.join(name),
+            _ => return false,
+        };
+        self.0.all.borrow().iter().any(|mounted| mounted.dir == found)
     }
 
     fn options(&self, mount: &params::Mount) -> Result<VolumesOptions, Failure> {
@@ -154,7 +229,8 @@ impl Mounts {
         let mut passed = Vec::new();
         for Mounted { mount, volumes, handle, .. } in all {
             let Some(connection) = handle.pass_on().await? else { continue };
-            passed.push(PassedMount { mount, connection, held: volumes.pass_on() });
+            let survives = handle.survives_a_kill();
+            passed.push(PassedMount { mount, connection, held: volumes.pass_on(), survives });
         }
         Ok(passed)
     }
@@ -167,6 +243,7 @@ impl Mounts {
         if self.0.is_leaving.get() {
             return;
         }
+        self.release(&mounted.dir);
         if let Err(error) = self.0.pool.flush().await {
             tracing::error!(%dir, %error, "flushing after an unmount");
         }

@@ -1,11 +1,15 @@
 //! Messages to the service manager (sd_notify), sent as datagrams to `NOTIFY_SOCKET`.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Connection to the service manager, if there is one.
 pub struct Notifier {
@@ -53,7 +57,23 @@ impl Notifier {
         self.say(&format!("STOPPING=1\nSTATUS={status}"));
     }
 
-    fn say(&self, text: &str) {
+    /// Returns whether there is a service manager.
+    pub fn has_manager(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Sends a message with a descriptor.
+    pub fn send(&self, text: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
+        let (fds, mut space) = ([fd], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Sends a message.
+    pub fn say(&self, text: &str) {
         if let Some(socket) = &self.socket
             && let Err(error) = socket.send(text.as_bytes())
         {

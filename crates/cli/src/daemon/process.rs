@@ -7,14 +7,15 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use forkdisk::{ErrorKind, Pool};
-use forkdisk_control::{Failure, params};
-use forkdisk_uring::{Rt, Signals, UringDevice};
+use forkdisk_control::{Failure, params, runtime_dir};
+use forkdisk_uring::{Inherited, Rt, Signals, UringDevice, inherited};
 
 use super::detach;
 use super::devices::Devices;
 use super::doors::Passed;
 use super::hand_over::{self, Predecessor, State, Successor};
 use super::host::End;
+use super::keeper::{self, Keeper, Left};
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::run::{Ready, Settings};
@@ -94,7 +95,14 @@ impl Process<'_> {
             From::Another(predecessor, state) => (Some(state), Continued::Another(predecessor)),
             From::Itself(state, devices, failure) => (Some(state), Continued::Itself(devices, failure)),
         };
-        let Open { pool, lock, volatile_file, state } = match self.open(state).await {
+        let uuid = runtime_dir::pool_identity(self.path);
+        let (stored, handed) = inherited().into_iter().partition(|passed| keeper::is_of_store(&passed.name));
+        let (keeper, mut left) = Keeper::with_left(uuid.as_ref(), stored)?;
+        if state.is_some() {
+            // They come from the process before.
+            left.clear();
+        }
+        let Open { pool, lock, volatile_file, state } = match self.open(state, !left.is_empty()).await {
             Ok(open) => open,
             Err(error) => {
                 if let Continued::Another(predecessor) = continued {
@@ -103,8 +111,13 @@ impl Process<'_> {
                 return Err(error);
             }
         };
+        let keeper = match (keeper, self.settings.keeper_limit) {
+            (None, Some(limit)) => Some(Keeper::start(&pool.info().uuid, limit)?),
+            (running, _) => running,
+        };
+        let kept = Kept { keeper: keeper.map(Rc::new), left, handed };
         let end = Rc::new(End::default());
-        let outcome = match self.serve(&pool, (state, &mut continued), &end, announce).await {
+        let outcome = match self.serve(&pool, (state, &mut continued, kept), &end, announce).await {
             Ok(Ending::Stopped(serving)) => serving.close(&self.runtime, &pool, self.path, &end).await.map(|()| None),
             Ok(Ending::Leaving { passed, successor, devices, mounts, notifier }) => {
                 let leaving = self.close_to_leave(&pool, *passed, lock).await;
@@ -126,7 +139,8 @@ impl Process<'_> {
         outcome
     }
 
-    async fn open(&self, state: Option<State<OwnedFd>>) -> Result<Open> {
+    /// Opens the pool. `left`: a killed process has left mounts, on which removed files may be open.
+    async fn open(&self, state: Option<State<OwnedFd>>, left: bool) -> Result<Open> {
         let (path, runtime) = (self.path, &self.runtime);
         let read_only = self.settings.pool.read_only;
         let access = if read_only { Access::Read } else { Access::Write };
@@ -149,7 +163,7 @@ impl Process<'_> {
             }
         };
         let volatile_file = VolatileFile::of(path, !read_only);
-        let options = self.settings.pool.clone().with_keep_removed(state.is_some());
+        let options = self.settings.pool.clone().with_keep_removed(state.is_some() || left);
         let pool = open_pool(device, runtime, path, options.with_volatile(volatile_file.log())).await?;
         Ok(Open { pool, lock, volatile_file, state })
     }
@@ -206,6 +220,14 @@ struct Open {
     lock: Option<PoolLock>,
     volatile_file: VolatileFile,
     state: Option<State<OwnedFd>>,
+}
+
+/// The keeper of mounts, and what it holds from a process that was killed.
+pub struct Kept {
+    pub keeper: Option<Rc<Keeper>>,
+    pub left: Vec<Left>,
+    /// Sockets that the service manager handed over.
+    pub handed: Vec<Inherited>,
 }
 
 /// Where the clients come from.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use forkdisk::{OpenOptions, Pool};
@@ -44,6 +45,8 @@ pub struct Settings {
     pub syslog: Option<PathBuf>,
     /// Where the pool is mounted, too.
     pub mount: Option<PathBuf>,
+    /// How long mounts go on without a daemon; `None`: they end with it.
+    pub keeper_limit: Option<Duration>,
     /// Whether it was started for attached devices and ends with the last of them.
     pub until_detached: bool,
     /// Options for opening the pool.

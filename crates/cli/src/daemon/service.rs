@@ -29,7 +29,7 @@ use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
-use super::process::{Continued, Ending, Process};
+use super::process::{Continued, Ending, Kept, Process};
 use super::run::{Ready, Settings};
 use super::socket_dir::{Contents, Listen, SocketDir};
 use super::sockets::Sockets;
@@ -86,16 +86,16 @@ impl Process<'_> {
     pub async fn serve(
         &self,
         pool: &Pool<UringDevice>,
-        (state, continued): (Option<State<OwnedFd>>, &mut Continued),
+        (state, continued, Kept { keeper, left, handed }): (Option<State<OwnedFd>>, &mut Continued, Kept),
         end: &Rc<End>,
         announce: &impl Fn(Ready<'_>) -> Result<()>,
     ) -> Result<Ending> {
         let (path, runtime, settings) = (self.path, &self.runtime, self.settings);
         let state = state.map(|state| Earlier::begin(runtime, state));
-        let sockets = Sockets::open(runtime, pool, settings, activation::take(runtime)?)?;
+        let sockets = Sockets::open(runtime, pool, settings, activation::take(runtime, handed)?)?;
         let listeners = settings.network.open(runtime)?;
         let export_locks = ExportLocks::default();
-        let mounts = Mounts::new(runtime, pool);
+        let mounts = Mounts::new(runtime, pool, keeper);
         let io_errors = IoErrorLog::default();
         let (uuid, locks) = (pool.info().uuid, export_locks.clone());
         let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };
@@ -131,6 +131,7 @@ impl Process<'_> {
         let _ = controlled.set(server.handle());
         let notifier = Rc::new(Notifier::from_environment());
         let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
+        left.into_iter().for_each(|left| mounts.take_over(left));
         self.begin((&sockets, &listeners, &mounts), pool, continued, announce).await?;
         let shown = (sockets.data_path.clone(), sockets.control_path.clone());
 
@@ -210,7 +211,7 @@ impl Process<'_> {
     ) -> Result<()> {
         let settings = self.settings;
         if let Continued::Nothing = continued {
-            if let Some(dir) = &settings.mount {
+            if let Some(dir) = settings.mount.as_ref().filter(|dir| !mounts.has(dir)) {
                 mounts.mount_at(dir, self.path).await?;
             }
             let (socket, control) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());

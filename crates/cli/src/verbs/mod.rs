@@ -21,6 +21,7 @@ pub mod grow;
 pub mod hold_frozen;
 pub mod import;
 pub mod init;
+pub mod keeper;
 pub mod list;
 pub mod man;
 pub mod map;

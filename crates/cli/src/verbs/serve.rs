@@ -120,6 +120,10 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
         mount: config.path(&key::MOUNT),
+        keeper_limit: match config.switch(&key::KEEPER)? {
+            true => Some(config.time(&key::KEEPER_LIMIT)?),
+            false => None,
+        },
         until_detached: false,
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),

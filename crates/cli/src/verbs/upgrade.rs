@@ -14,10 +14,10 @@ use crate::verbs::examples::examples;
 
 /// Replace the program of a running daemon, without an error at any client
 ///
-/// The new program takes over the daemon's sockets and their connections, mounts, and devices, with the arguments of
-/// the daemon and the configuration as it is now. Clients see a pause. If the new program fails before it has taken
-/// over, the old one serves on. Without --program, this program takes over. Encrypted connections cannot be continued: their clients are disconnected and connect
-/// again.
+/// The new program takes over the daemon's sockets and their connections, mounts, and devices, with the arguments
+/// of the daemon and the configuration as it is now. Clients see a pause. If the new program fails before it has
+/// taken over, the old one serves on. Without --program, this program takes over. Encrypted connections cannot be
+/// continued: their clients are disconnected and connect again.
 #[derive(Args)]
 #[command(after_help = examples!["forkdisk upgrade /srv/pool.img"])]
 pub struct UpgradeArgs {

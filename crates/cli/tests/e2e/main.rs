@@ -23,6 +23,7 @@ mod full_host;
 mod full_pool;
 mod harness;
 mod import_formats;
+mod keeper;
 mod kernel_nbd;
 mod kill_loop;
 mod kill_transactions;

@@ -1,11 +1,17 @@
 //! The daemon as a service manager sees it: readiness, end, watchdog, and passed sockets.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, missing, noise, wait_until};
@@ -60,21 +66,104 @@ fn readiness_the_watchdog_and_the_end_are_told() {
 
 /// Starts `serve` as a service manager does that listens on `sockets`.
 fn activate(lab: &Lab, sockets: &[(&str, &UnixListener)]) -> Service {
-    let program = lab.command(&["serve", POOL]);
+    let fds: Vec<_> = sockets.iter().map(|(name, socket)| (name.to_string(), socket.as_fd())).collect();
+    let (mut command, _copies) = hand_over(&lab.command(&["serve", POOL]), lab, &fds);
+    Service(command.stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// Returns a command that runs `program` with descriptors as a service manager hands them over, and copies of these
+/// that must be open when it starts.
+fn hand_over(program: &Command, lab: &Lab, sockets: &[(String, BorrowedFd<'_>)]) -> (Command, Vec<OwnedFd>) {
+    let mut copies = Vec::new();
     let mut script = "LISTEN_PID=$$ exec \"$@\"".to_string();
-    let mut copies: Vec<OwnedFd> = Vec::new();
     for (i, (_, socket)) in sockets.iter().enumerate() {
         // Kept open at exec, unlike the original; the shell moves it to its number.
-        let copy = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 50).unwrap();
+        let copy = rustix::io::fcntl_dupfd_cloexec(*socket, 50).unwrap();
         rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
         script = format!("exec {}<&{} {}<&-; {script}", 3 + i, copy.as_raw_fd(), copy.as_raw_fd());
         copies.push(copy);
     }
-    let names: Vec<&str> = sockets.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = sockets.iter().map(|(name, _)| name.as_str()).collect();
     let mut shell = Command::new("bash");
     shell.args(["-c", &script, "bash"]).arg(program.get_program()).args(program.get_args());
     shell.current_dir(lab.path("")).env("LISTEN_FDS", sockets.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-    Service(shell.stdout(Stdio::null()).spawn().unwrap())
+    (shell, copies)
+}
+
+/// The store of a service manager: descriptors by name.
+#[derive(Default)]
+struct Store(BTreeMap<String, OwnedFd>);
+
+impl Store {
+    /// Receives messages until the service is ready or has ended.
+    fn follow(&mut self, manager: &UnixDatagram) -> String {
+        manager.set_read_timeout(Some(PATIENCE)).unwrap();
+        loop {
+            let mut text = [0; 4096];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut into = [IoSliceMut::new(&mut text)];
+            let received = recvmsg(manager, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).expect("a message");
+            let fd = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+                _ => None,
+            });
+            let text = String::from_utf8(text[..received.bytes].to_vec()).unwrap();
+            let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).map(str::to_string);
+            match (text.lines().next().unwrap(), name, fd) {
+                ("FDSTORE=1", Some(name), Some(fd)) => drop(self.0.insert(name, fd)),
+                ("FDSTOREREMOVE=1", Some(name), None) => drop(self.0.remove(&name)),
+                ("WATCHDOG=1", None, None) => {}
+                (_, None, None) if text.starts_with("READY") || text.starts_with("STOPPING") => return text,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mount_waits_in_the_store_of_descriptors_for_the_next_start() {
+    if !crate::keeper::is_possible() {
+        return;
+    }
+    let lab = Lab::with_pool("64M");
+    std::fs::create_dir(lab.path("m")).unwrap();
+    let manager = UnixDatagram::bind(lab.path("notify")).unwrap();
+    let mut store = Store::default();
+    let start = |store: &mut Store| {
+        let program = lab.command(&["serve", POOL, "--mount", "m", "--keeper"]);
+        let fds: Vec<_> = store.0.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();
+        let (mut command, _copies) = hand_over(&program, &lab, &fds);
+        command.env("NOTIFY_SOCKET", lab.path("notify")).stdout(Stdio::null());
+        let service = Service(command.spawn().unwrap());
+        let said = store.follow(&manager);
+        assert!(said.starts_with("READY=1"), "{said}");
+        service
+    };
+    let mut service = start(&mut store);
+    assert_eq!(store.0.len(), 4, "{:?}", store.0.keys());
+    crate::keeper::close_a_file_on(&lab.path("m"));
+    let file = File::options().read(true).write(true).create_new(true).open(lab.path("m/a")).unwrap();
+    for round in 0..3u64 {
+        file.write_all_at(&noise(round, 1 << 20), round << 20).unwrap();
+        service.0.kill().unwrap();
+        service.0.wait_within(LIMIT).unwrap();
+        service = start(&mut store);
+        assert_eq!(file.metadata().unwrap().len(), (round + 1) << 20);
+    }
+    for round in 0..3u64 {
+        let mut found = vec![0; 1 << 20];
+        file.read_exact_at(&mut found, round << 20).unwrap();
+        assert!(found == noise(round, 1 << 20));
+    }
+    drop(file);
+    service.end();
+    let said = store.follow(&manager);
+    assert!(said.starts_with("STOPPING=1"), "{said}");
+    while !store.0.is_empty() {
+        store.follow(&manager);
+    }
+    lab.assert_clean();
 }
 
 #[test]

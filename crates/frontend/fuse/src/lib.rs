@@ -21,4 +21,4 @@ mod volumes;
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
 pub use syscall_helper::{SyscallHelper, carry_out};
-pub use volumes::{InUse, PassedMount, Volumes, VolumesOptions, Watcher};
+pub use volumes::{InUse, MountRecord, PassedMount, Volumes, VolumesOptions, Watcher};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forkdisk::testing::MemoryDevice;
 use forkdisk::{Buf, FormatOptions, GatherPolicy, OpenOptions, Pool};
 use forkdisk_fuse::codec::{Entry, Header, Operation, Reply, SetAttr};
-use forkdisk_fuse::{Handler, Volumes, VolumesOptions};
+use forkdisk_fuse::{Handler, MountRecord, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, Rt, block_on};
 
 const ROOT: u64 = 1;
@@ -30,7 +30,7 @@ impl Mount {
     }
 
     async fn ask(&self, node: u64, operation: Operation) -> Reply {
-        let header = Header { unique: 1, node, uid: 1000, gid: 100, pid: 0 };
+        let header = Header { unique: 1, node, uid: 1000, gid: 100, pid: 0, resent: false };
         self.volumes.clone().handle(header, operation).await
     }
 
@@ -239,5 +239,82 @@ fn that_a_name_is_not_there_may_be_believed_where_only_the_kernel_makes_names() 
         assert!(matches!(look(snapshots, "v").await, Reply::Error(libc::ENOENT)));
         mount.create(ROOT, "v").await;
         assert!(mount.find(ROOT, "v").await.is_some() && mount.find(snapshots, "v").await.is_some());
+    });
+}
+
+/// Requests that the kernel sends again to another process, after they were carried out.
+#[test]
+fn a_resent_request_whose_effect_is_there_is_answered_once_more() {
+    with_pool(async |rt, device| {
+        let mount = Mount::open(&rt, &device).await;
+        mount.volumes.keep(MountRecord::new().unwrap()).unwrap();
+        let again = |node, unique: u64, operation| {
+            let header = Header { unique: unique | 1 << 63, node, uid: 0, gid: 0, pid: 0, resent: true };
+            mount.volumes.clone().handle(header, operation)
+        };
+        let (entry, handle) = mount.create(ROOT, "a").await;
+        let create = || Operation::Create { name: "a".into(), mode: 0o640, flags: 2 };
+        match again(ROOT, 1, create()).await {
+            Reply::Created(same, known, _) => assert_eq!((same.node, known), (entry.node, handle)),
+            reply => panic!("{reply:?}"),
+        }
+        match again(ROOT, 7, create()).await {
+            Reply::Created(same, new, _) => assert!(same.node == entry.node && new != handle),
+            reply => panic!("{reply:?}"),
+        }
+        match again(entry.node, 1, Operation::Open { flags: 2 }).await {
+            Reply::Opened(known, _) => assert_eq!(known, handle, "it was recorded with the request"),
+            reply => panic!("{reply:?}"),
+        }
+        let folder = mount.make_folder(ROOT, "d").await;
+        match again(ROOT, 1, Operation::MakeFolder { name: "d".into(), mode: 0o750 }).await {
+            Reply::Entry(same) => assert_eq!(same.node, folder),
+            reply => panic!("{reply:?}"),
+        }
+        let rename = || {
+            let (name, new_name) = ("a".into(), "b".into());
+            Operation::Rename { name, folder, new_name, flags: 0 }
+        };
+        mount.done(ROOT, rename()).await;
+        assert_eq!(mount.errno(ROOT, rename()).await, libc::ENOENT);
+        assert!(matches!(again(ROOT, 1, rename()).await, Reply::Done));
+        let unlink = || Operation::Unlink { name: "b".into() };
+        mount.done(folder, unlink()).await;
+        assert_eq!(mount.errno(folder, unlink()).await, libc::ENOENT);
+        assert!(matches!(again(folder, 1, unlink()).await, Reply::Done));
+        // Neither is there: it was not carried out, and cannot be.
+        assert!(matches!(again(ROOT, 1, rename()).await, Reply::Error(libc::ENOENT)));
+    });
+}
+
+#[test]
+fn another_process_continues_with_the_record_of_a_killed_one() {
+    with_pool(async |rt, device| {
+        let mount = Mount::open(&rt, &device).await;
+        let record = MountRecord::new().unwrap();
+        let files = record.files().map(|file| file.try_clone_to_owned().unwrap());
+        mount.volumes.keep(record).unwrap();
+        let folder = mount.make_folder(ROOT, "d").await;
+        let (entry, handle) = mount.create(folder, "a").await;
+        let (_, released) = mount.create(folder, "b").await;
+        mount.write(handle, 0, b"hello").await;
+        mount.done(folder, Operation::Unlink { name: "a".into() }).await;
+        mount.done(entry.node, Operation::Release { handle: released }).await;
+        let moved = Operation::Rename { name: "d".into(), folder: ROOT, new_name: "e".into(), flags: 0 };
+        mount.done(ROOT, moved).await;
+        mount.pool.flush().await.unwrap();
+        // The process ends here; the next one opens what is on the device.
+        let options = OpenOptions::default().with_keep_removed(true);
+        let pool = Pool::open(device.clone(), Rc::new(rt.clone()), options).await.unwrap();
+        let left = MountRecord::read(files).unwrap();
+        let volumes = Volumes::take_over(pool.clone(), VolumesOptions::new("/nowhere", 1, 2), left).unwrap();
+        let next = Mount { volumes, pool };
+        assert_eq!(next.read(handle, 0, 5).await, b"hello", "a removed file that is open");
+        assert_eq!(
+            next.errno(0, Operation::Read { handle: released, offset: 0, buf: Buf::zeroed(1) }).await,
+            libc::EBADF
+        );
+        assert!(next.find(folder, "b").await.is_some(), "the folder has its number, under its new name");
+        assert!(next.find(folder, "a").await.is_none());
     });
 }

@@ -12,6 +12,7 @@ use rustix::process::{
 };
 
 use super::first_process;
+use crate::owner;
 
 /// Exit status of a process that a signal ended, less the signal's number.
 const SIGNALLED_STATUS: i32 = 128;
@@ -24,8 +25,8 @@ pub(super) fn keep_descendants(keep: bool) -> Result<()> {
     set_child_subreaper(keep.then(getpid)).context("keeping processes of later upgrades")
 }
 
-/// Waits for the end of all children, those of later upgrades included. Returns the status of the
-/// last one.
+/// Waits for the end of all children, those of later upgrades included, but for keepers of mounts. Returns the status
+/// of the last one.
 pub fn wait_for_children() -> Result<ExitCode> {
     let mut config = Config::default();
     config.entries = RING_ENTRIES;
@@ -44,8 +45,8 @@ pub fn wait_for_children() -> Result<ExitCode> {
                         let signal = ended.terminating_signal().map(|signal| SIGNALLED_STATUS + signal);
                         status = ended.exit_status().or(signal).unwrap_or(status);
                     }
-                    Ok(None) => break,
-                    Err(Errno::CHILD) => return Ok(ExitCode::from(u8::try_from(status).unwrap_or(1))),
+                    Ok(None) if !children().is_empty() => break,
+                    Ok(None) | Err(Errno::CHILD) => return Ok(ExitCode::from(u8::try_from(status).unwrap_or(1))),
                     Err(error) => return Err(error).context("waiting for the process that serves"),
                 }
             }
@@ -68,7 +69,7 @@ pub fn wait_for_children() -> Result<ExitCode> {
     })?
 }
 
-/// Returns the children of this process.
+/// Returns the children of this process that serve, which a keeper of mounts does not.
 fn children() -> Vec<Pid> {
     let own = getpid();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -79,7 +80,8 @@ fn children() -> Vec<Pid> {
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
         parent == Some(own.as_raw_nonzero().get())
     };
-    pids.filter(is_child).filter_map(Pid::from_raw).collect()
+    let serves = |pid: &i32| !owner::is_verb(pid.unsigned_abs(), "keeper");
+    pids.filter(is_child).filter(serves).filter_map(Pid::from_raw).collect()
 }
 
 /// Ends this process as the kernel would if the first process of a daemon in the foreground is killed. `before`: the

@@ -5,13 +5,13 @@
 //! the pool and says so; with the answer of the old one it continues all clients. Until that answer the old process
 //! can continue them itself, which it does if the new program fails.
 
-mod channel;
 mod foreground;
 mod predecessor;
 mod state;
 mod successor;
 
 use std::env;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -27,6 +27,9 @@ pub use successor::Successor;
 const MARK: &str = "FORKDISK_HAND_OVER";
 /// Version of the state that is passed. Fields can be added without a new one.
 const FORMAT_VERSION: u32 = 1;
+
+/// For messages without descriptors.
+const NO_FILES: &[OwnedFd] = &[];
 
 /// What the two processes tell each other.
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, getppid};
 
-use super::channel::Channel;
 use super::state::State;
-use super::{FORMAT_VERSION, MARK, Message};
+use super::{FORMAT_VERSION, MARK, Message, NO_FILES};
+use crate::daemon::channel::Channel;
 
 /// Whether the channel was taken from standard input.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -41,7 +41,7 @@ impl Predecessor {
 
     /// Says that this program can take over; returns the state of the daemon, which has closed the pool.
     pub fn receive(&mut self) -> Result<State<OwnedFd>> {
-        self.channel.send(&Message::Ready { format: FORMAT_VERSION }, &[])?;
+        self.channel.send(&Message::Ready { format: FORMAT_VERSION }, NO_FILES)?;
         match self.channel.receive()? {
             Some((Message::State(state), files)) => state.join(files).context("a descriptor is missing"),
             Some((other, _)) => bail!("the daemon sent {other:?}"),
@@ -52,7 +52,7 @@ impl Predecessor {
     /// Says that the pool is open, and waits until the daemon leaves its clients to this process. Returns whether it
     /// waits for the end of this process. If it ends without an answer, this process is the only one that can continue.
     pub fn take_over(mut self) -> Result<bool> {
-        if self.channel.send(&Message::Taken, &[]).is_err() {
+        if self.channel.send(&Message::Taken, NO_FILES).is_err() {
             return Ok(false);
         }
         match self.channel.receive()? {
@@ -65,7 +65,7 @@ impl Predecessor {
     /// Says why this program cannot take over.
     pub fn fail(mut self, error: &anyhow::Error) {
         // The daemon may have given up before.
-        let _ = self.channel.send(&Message::Failed { why: format!("{error:#}") }, &[]);
+        let _ = self.channel.send(&Message::Failed { why: format!("{error:#}") }, NO_FILES);
     }
 }
 
@@ -78,6 +78,6 @@ pub fn tell_failure(why: &str) {
     }
     if let Ok(socket) = stdin.as_fd().try_clone_to_owned() {
         // The daemon may have given up before.
-        let _ = Channel::new(UnixStream::from(socket)).send(&Message::Failed { why: why.to_string() }, &[]);
+        let _ = Channel::new(UnixStream::from(socket)).send(&Message::Failed { why: why.to_string() }, NO_FILES);
     }
 }

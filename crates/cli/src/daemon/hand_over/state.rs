@@ -69,6 +69,9 @@ pub struct PassedMount<F> {
     pub connection: F,
     /// What the kernel holds.
     pub held: forkdisk_fuse::PassedMount,
+    /// Whether it could be continued after a kill.
+    #[serde(default)]
+    pub survives: bool,
 }
 
 impl<F> State<F> {
@@ -79,9 +82,9 @@ impl<F> State<F> {
             let socket = convert(socket);
             PassedListener { place, socket, accepted: accepted.into_iter().map(convert).collect() }
         };
-        let mount = |PassedMount { mount, connection, held }, convert: &mut dyn FnMut(F) -> G| {
+        let mount = |PassedMount { mount, connection, held, survives }, convert: &mut dyn FnMut(F) -> G| {
             let connection = convert(connection);
-            PassedMount { mount, connection, held }
+            PassedMount { mount, connection, held, survives }
         };
         State {
             began_ns: self.began_ns,

@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use forkdisk_uring::{Rt, Watched};
 
-use super::channel::Channel;
 use super::foreground::keep_descendants;
 use super::state::State;
-use super::{FORMAT_VERSION, MARK, Message, first_process, starting_folder};
+use super::{FORMAT_VERSION, MARK, Message, NO_FILES, first_process, starting_folder};
+use crate::daemon::channel::Channel;
 use crate::daemon::detach;
 
 /// How long the program may take until it is ready, and to open the pool. The second is less than a service manager
@@ -112,7 +112,7 @@ impl Successor {
     pub fn release(&mut self, stays: bool) -> Result<()> {
         // Before the program can end by a later upgrade.
         keep_descendants(stays)?;
-        let told = self.channel.send(&Message::Continue { stays }, &[]);
+        let told = self.channel.send(&Message::Continue { stays }, NO_FILES);
         told.with_context(|| format!("{} has ended", self.program.display()))?;
         self.child = None;
         Ok(())

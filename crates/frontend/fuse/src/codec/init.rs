@@ -26,6 +26,8 @@ impl Capabilities {
     pub const HANDLE_KILLPRIV_V2: Capabilities = Capabilities(1 << 28);
     /// No file handles outlive the kernel's cache: NFS cannot export the file system.
     pub const NO_EXPORT_SUPPORT: Capabilities = Capabilities(1 << 38);
+    /// The kernel can send requests again that were received and not answered.
+    pub const RESEND: Capabilities = Capabilities(1 << 39);
     const INIT_EXT: u64 = 1 << 30;
 
     /// Returns the union of both.

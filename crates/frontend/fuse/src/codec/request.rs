@@ -32,6 +32,15 @@ pub struct Header {
     pub gid: u32,
     /// Thread id of the caller; 0 for requests of the kernel itself.
     pub pid: u32,
+    /// The request was sent before, to a process that has not answered it.
+    pub resent: bool,
+}
+
+impl Header {
+    /// Returns the id of the request, which is the same when it is sent again.
+    pub fn request(&self) -> u64 {
+        self.unique & !RESENT
+    }
 }
 
 /// A request.
@@ -176,7 +185,8 @@ impl Request {
     pub fn decode(head: &[u8; HEAD], body: Buf, len: usize, take: impl FnOnce(usize) -> Buf) -> Option<Decoded> {
         let mut r = Fields(&head[..len.min(HEAD)]);
         let (length, opcode) = (r.u32()? as usize, r.u32()?);
-        let header = Header { unique: r.u64()?, node: r.u64()?, uid: r.u32()?, gid: r.u32()?, pid: r.u32()? };
+        let (unique, node, uid, gid, pid) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?, r.u32()?);
+        let header = Header { unique, node, uid, gid, pid, resent: unique & RESENT != 0 };
         r.skip(4)?;
         let nonsense = |body| Some(Decoded::Nonsense(header.unique, body));
         if length != len || len > HEAD + body.len() {
@@ -210,6 +220,8 @@ impl Request {
 
 /// Bytes of data up to which a write is copied: that is cheaper than a new receive buffer.
 const SMALL: usize = 64 << 10;
+/// Mark in the id of a request that is sent again; the reply repeats it.
+const RESENT: u64 = 1 << 63;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
 
@@ -339,7 +351,10 @@ mod tests {
     fn operation_of(opcode: u32, rest: &[u8]) -> Option<Operation> {
         match received(opcode, rest)? {
             Decoded::Request(request, _) => {
-                assert_eq!(request.header, Header { unique: 77, node: 5, uid: 1000, gid: 100, pid: 4242 });
+                assert_eq!(
+                    request.header,
+                    Header { unique: 77, node: 5, uid: 1000, gid: 100, pid: 4242, resent: false }
+                );
                 Some(request.operation)
             }
             Decoded::Nonsense(unique, _) => {

@@ -84,6 +84,8 @@ struct State {
     waiting: Cell<Option<Waker>>,
     /// The last request has ended.
     left: Cell<bool>,
+    /// The kernel can send requests again that were not answered.
+    resends: Cell<bool>,
 }
 
 /// A mounted file system. Unmounted when dropped.
@@ -150,6 +152,17 @@ impl SessionHandle {
     pub fn dir(&self) -> &Path {
         &self.0.dir
     }
+
+    /// Returns whether another process could continue the mount after a kill of this one
+    /// ([`Session::take_over`]): that needs Linux 6.9. Known of a mount that this process or the one before has made.
+    pub fn survives_a_kill(&self) -> bool {
+        self.0.resends.get()
+    }
+
+    /// Sets what is known of a mount of another process.
+    pub fn set_survives_a_kill(&self, survives: bool) {
+        self.0.resends.set(survives);
+    }
 }
 
 /// How long to retry unmounting a mount in use: programs that are just being started hold it for
@@ -215,6 +228,7 @@ impl<H: Handler> Session<H> {
             leaving: Cell::new(false),
             waiting: Cell::new(None),
             left: Cell::new(false),
+            resends: Cell::new(false),
         };
         let state = Rc::new(state);
         let notifier =
@@ -229,6 +243,17 @@ impl<H: Handler> Session<H> {
     pub fn resume(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
         let session = Session::new(rt, handler, dir, connection)?;
         session.handler.mounted(session.notifier.clone());
+        Ok(session)
+    }
+
+    /// Continues a mount of a process that was killed: the kernel sends again what that has received and not answered.
+    ///
+    /// # Errors
+    /// There is no free descriptor; `Unsupported` if the kernel cannot send requests again.
+    pub fn take_over(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+        let session = Session::resume(rt, handler, dir, connection)?;
+        session.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
+        session.state.resends.set(true);
         Ok(session)
     }
 
@@ -250,6 +275,7 @@ impl<H: Handler> Session<H> {
             let Some(Decoded::Request(Request { header, operation: Operation::Init(init) }, _)) = decoded else {
                 return Err(Error::new(ErrorKind::Unsupported, "the kernel's first request is not INIT"));
             };
+            self.state.resends.set(init.offered.has(Capabilities::RESEND));
             let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct())?;
             self.state.send(header.unique, Reply::Init(reply));
             return Ok(());
@@ -415,7 +441,8 @@ fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<
         .and(Capabilities::READDIRPLUS)
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2)
-        .and(Capabilities::NO_EXPORT_SUPPORT);
+        .and(Capabilities::NO_EXPORT_SUPPORT)
+        .and(Capabilities::RESEND);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
         let why =
             format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);

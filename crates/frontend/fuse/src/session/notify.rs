@@ -16,6 +16,7 @@ pub struct Notifier {
 }
 
 const INVALIDATE_INODE_CODE: i32 = 2;
+const RESEND_CODE: i32 = 7;
 
 impl Notifier {
     pub(super) fn new(connection: &impl AsFd) -> io::Result<Notifier> {
@@ -57,6 +58,13 @@ impl Notifier {
 
     fn invalidate(&self, node: u64, from: i64) -> io::Result<()> {
         self.send(node, from, 0)
+    }
+
+    /// Makes the kernel send again what was received and not answered.
+    pub(super) fn resend(&self) -> io::Result<()> {
+        let message = [&16u32.to_ne_bytes()[..], &RESEND_CODE.to_ne_bytes(), &0u64.to_ne_bytes()].concat();
+        rustix::io::write(&*self.connection, &message)?;
+        Ok(())
     }
 
     fn send(&self, node: u64, from: i64, len: i64) -> io::Result<()> {

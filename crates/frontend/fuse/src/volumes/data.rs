@@ -5,6 +5,8 @@ use std::rc::Rc;
 use forkdisk::{Buf, Device, PAGE_SIZE, Volume};
 
 use super::nodes::Node;
+use super::passed::PassedFile;
+use super::record::Change;
 use super::{Failed, Open, Outcome, Volumes};
 use crate::codec::{Header, Reply, open_flags, write_flags};
 use crate::off_thread::off_thread;
@@ -33,22 +35,29 @@ impl<D: Device> Volumes<D> {
             // The program queries the attributes again, and so do all others.
             notifier.forget_attributes(header.node).map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))?;
         }
-        let (handle, flags) = self.opened(volume, writes);
+        let (handle, flags) = self.opened(volume, writes, header);
         Ok(Reply::Opened(handle, flags))
     }
 
     /// Registers a handle for `volume`; returns it with the open flags for the kernel.
-    pub(super) fn opened(&self, volume: Volume<D>, writes: bool) -> (u64, u32) {
+    pub(super) fn opened(&self, volume: Volume<D>, writes: bool, header: &Header) -> (u64, u32) {
         if writes {
             *self.writers.borrow_mut().entry(volume.id()).or_default() += 1;
         }
+        let (id, flags, request) = (volume.id().0, self.open_flags(&volume), header.request());
+        let handle = self.files.borrow_mut().insert(Rc::new(Open { volume, writes, request }));
+        self.record(|| Change::Opened(PassedFile { handle, volume: id, writes, request }));
+        (handle as u64, flags)
+    }
+
+    pub(super) fn open_flags(&self, volume: &Volume<D>) -> u32 {
         let keep = if self.options.alone || volume.read_only() { open_flags::KEEP_CACHE } else { 0 };
-        let handle = self.files.borrow_mut().insert(Rc::new(Open { volume, writes }));
-        (handle as u64, keep | open_flags::PARALLEL_DIRECT_WRITES)
+        keep | open_flags::PARALLEL_DIRECT_WRITES
     }
 
     pub(super) fn release(&self, handle: u64) {
         let Some(file) = self.files.borrow_mut().try_remove(handle as usize) else { return };
+        self.record(|| Change::Released(handle as usize));
         let (id, mut writers) = (file.volume.id(), self.writers.borrow_mut());
         let left = writers.get(&id).copied().unwrap_or(0).saturating_sub(usize::from(file.writes));
         match left {

@@ -6,22 +6,29 @@ use std::rc::Rc;
 use forkdisk::Device;
 
 use super::nodes::{Node, SNAPSHOTS_NAME, join};
+use super::passed::PassedFolder;
+use super::record::Change;
 use super::{Failed, Outcome, Volumes};
-use crate::codec::{DirectoryPage, Kind, Reply};
+use crate::codec::{DirectoryPage, Header, Kind, Reply};
 
 /// Names in a folder, with their types.
 type Listing = Rc<Vec<(String, Kind)>>;
 
 /// An open folder: its entries when it was last read from its beginning.
-#[derive(Default)]
-pub struct Opened(pub(super) Option<Listing>);
+pub struct Opened {
+    pub(super) listing: Option<Listing>,
+    /// Id of the request that opened it.
+    pub(super) request: u64,
+}
 
 impl<D: Device> Volumes<D> {
-    pub(super) fn open_folder(&self, number: u64) -> Outcome {
-        if let Node::Volume(_) = self.node(number)? {
+    pub(super) fn open_folder(&self, header: &Header) -> Outcome {
+        if let Node::Volume(_) = self.node(header.node)? {
             return Err(Failed(libc::ENOTDIR));
         }
-        let handle = self.folders.borrow_mut().insert(Opened::default());
+        let request = header.request();
+        let handle = self.folders.borrow_mut().insert(Opened { listing: None, request });
+        self.record(|| Change::FolderOpened(PassedFolder { handle, entries: None, request }));
         Ok(Reply::Opened(handle as u64, 0))
     }
 
@@ -52,12 +59,12 @@ impl<D: Device> Volumes<D> {
     /// Returns the listing of an open folder; creates it anew if `from` is 0.
     fn listing(&self, number: u64, handle: u64, from: u64) -> Outcome<Listing> {
         let bad = Failed(libc::EBADF);
-        let known = self.folders.borrow().get(handle as usize).ok_or(bad)?.0.clone();
+        let known = self.folders.borrow().get(handle as usize).ok_or(bad)?.listing.clone();
         if let (Some(known), 1..) = (known, from) {
             return Ok(known);
         }
         let listing = Rc::new(self.list(number)?);
-        self.folders.borrow_mut().get_mut(handle as usize).ok_or(bad)?.0 = Some(listing.clone());
+        self.folders.borrow_mut().get_mut(handle as usize).ok_or(bad)?.listing = Some(listing.clone());
         Ok(listing)
     }
 

@@ -17,6 +17,8 @@ mod folders;
 mod names;
 mod nodes;
 mod passed;
+mod record;
+mod resent;
 mod seek;
 mod shared;
 mod snapshots;
@@ -39,8 +41,10 @@ use crate::codec::{Entry, Header, Operation, Reply, Time};
 use crate::session::{Handler, Notifier};
 use crate::syscall_helper::SyscallHelper;
 use nodes::{Node, Nodes};
+use record::Change;
 
 pub use passed::PassedMount;
+pub use record::MountRecord;
 
 /// Options of a mounted pool.
 #[derive(Clone, Debug)]
@@ -101,6 +105,8 @@ const LINK_OPCODE: u32 = 13;
 struct Open<D: Device> {
     volume: Volume<D>,
     writes: bool,
+    /// Id of the request that opened it.
+    request: u64,
 }
 
 /// The file system, as described above.
@@ -118,6 +124,8 @@ pub struct Volumes<D: Device> {
     in_use: OnceCell<InUse>,
     /// Last change of the root's entries; the pool has no record of it.
     root_changed: Cell<Time>,
+    /// Where what the kernel holds is recorded.
+    record: OnceCell<MountRecord>,
 }
 
 /// Called when a volume was changed through the file system, with offset and length of the change
@@ -185,7 +193,21 @@ impl<D: Device> Volumes<D> {
             watcher,
             in_use,
             root_changed,
+            record: OnceCell::new(),
         })
+    }
+
+    /// Records a change that has been made. If that fails the mount cannot be continued after a kill.
+    fn record(&self, change: impl FnOnce() -> Change) {
+        let Some(record) = self.record.get() else { return };
+        let recorded = record.append(&change()).and_then(|appended| match appended {
+            true => Ok(()),
+            false => record.write_whole(&self.pass_on()),
+        });
+        if let Err(error) = recorded {
+            record.clear();
+            tracing::error!(%error, "the mount is not kept any more: a kill of this process ends it");
+        }
     }
 
     fn node(&self, number: u64) -> Outcome<Node> {
@@ -198,6 +220,11 @@ impl<D: Device> Volumes<D> {
 
     /// Carries out an operation; replies when its changes survive a crash of this process.
     async fn answer(&self, header: Header, operation: Operation) -> Outcome {
+        if header.resent
+            && let Some(reply) = self.reply_again(&header, &operation)?
+        {
+            return Ok(reply);
+        }
         let changes = changes_names(&operation);
         if changes {
             self.pool.prepare_verb().await;
@@ -215,6 +242,10 @@ impl<D: Device> Volumes<D> {
             Operation::Lookup { name } => self.look_up(&header, &name),
             Operation::Forget(all) => {
                 all.iter().for_each(|&(node, n)| self.nodes.borrow_mut().forget(node, n));
+                let listed = all.into_iter().filter(|(node, _)| !nodes::is_fixed(*node)).collect::<Vec<_>>();
+                if !listed.is_empty() {
+                    self.record(|| Change::Forgotten(listed));
+                }
                 Ok(Reply::Done)
             }
             Operation::GetAttr { handle } => self.get_attr(node, handle, header.pid),
@@ -236,10 +267,11 @@ impl<D: Device> Volumes<D> {
                 self.pool.flush().await?;
                 Ok(Reply::Done)
             }
-            Operation::OpenFolder => self.open_folder(node),
+            Operation::OpenFolder => self.open_folder(&header),
             Operation::ReadFolder { handle, offset, size, plus } => self.read_folder(node, handle, offset, size, plus),
             Operation::ReleaseFolder { handle } => {
                 self.folders.borrow_mut().try_remove(handle as usize);
+                self.record(|| Change::FolderReleased(handle as usize));
                 Ok(Reply::Done)
             }
             Operation::StatFs => Ok(self.stat_fs()),
@@ -265,7 +297,10 @@ impl<D: Device> Volumes<D> {
     /// Builds an entry and counts the reference that the kernel gets with it.
     fn entry(&self, node: Node, name_valid: u32) -> Outcome<Entry> {
         let attr = self.attr_of(&node)?;
-        let number = self.nodes.borrow_mut().remember(node);
+        let number = self.nodes.borrow_mut().remember(node.clone());
+        if !nodes::is_fixed(number) {
+            self.record(|| Change::Referenced(node));
+        }
         Ok(Entry {
             node: number,
             name_valid,

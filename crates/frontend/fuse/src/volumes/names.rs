@@ -4,6 +4,7 @@ use forkdisk::{Child, CreateOptions, Device};
 
 use super::folders::{below, full_name};
 use super::nodes::{Node, SNAPSHOTS_NAME, join, parent};
+use super::record::Change;
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Entry, Header, Kind, Reply};
 
@@ -71,7 +72,7 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn create(&self, header: &Header, name: &str, mode: u32) -> Outcome {
         let (entry, volume) = self.make_file(header, name, mode)?;
-        let (handle, flags) = self.opened(volume, true);
+        let (handle, flags) = self.opened(volume, true, header);
         Ok(Reply::Created(entry, handle, flags))
     }
 
@@ -103,7 +104,7 @@ impl<D: Device> Volumes<D> {
         self.keep_folder(parent(&path))?;
         self.pool.remove_file(&path)?;
         self.touch_folder(parent(&path))?;
-        self.nodes.borrow_mut().removed(&Node::Snapshots(path));
+        self.node_removed(Node::Snapshots(path));
         Ok(Reply::Done)
     }
 
@@ -121,9 +122,8 @@ impl<D: Device> Volumes<D> {
         self.keep_folder(parent(&path))?;
         self.pool.remove_folder(&path)?;
         self.touch_folder(parent(&path))?;
-        let mut nodes = self.nodes.borrow_mut();
-        nodes.removed(&Node::Folder(path.clone()));
-        nodes.removed(&Node::Snapshots(path));
+        self.node_removed(Node::Folder(path.clone()));
+        self.node_removed(Node::Snapshots(path));
         Ok(Reply::Done)
     }
 
@@ -156,16 +156,26 @@ impl<D: Device> Volumes<D> {
             (Child::Folder(..), there) => {
                 if there.is_some() {
                     self.pool.remove_folder(&target)?;
-                    self.nodes.borrow_mut().removed(&Node::Folder(target.clone()));
+                    self.node_removed(Node::Folder(target.clone()));
                 }
                 self.pool.rename_folder(&source, &target)?;
             }
         }
         self.touch_folder(parent(&source))?;
         self.touch_folder(parent(&target))?;
-        let mut nodes = self.nodes.borrow_mut();
-        nodes.removed(&Node::Snapshots(target.clone()));
-        nodes.renamed(&source, &target);
+        self.node_removed(Node::Snapshots(target.clone()));
+        self.rename_nodes(&source, &target);
         Ok(Reply::Done)
+    }
+
+    fn node_removed(&self, node: Node) {
+        self.nodes.borrow_mut().removed(&node);
+        self.record(|| Change::Removed(node));
+    }
+
+    /// Gives the nodes at and below `source` the path `target`.
+    pub(super) fn rename_nodes(&self, source: &str, target: &str) {
+        self.nodes.borrow_mut().renamed(source, target);
+        self.record(|| Change::Renamed(source.to_string(), target.to_string()));
     }
 }

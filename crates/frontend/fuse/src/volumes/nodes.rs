@@ -155,6 +155,11 @@ impl Nodes {
     }
 }
 
+/// Returns whether a number belongs to the same node at all times.
+pub fn is_fixed(number: u64) -> bool {
+    number == SNAPSHOTS_ID || number % 2 == 1
+}
+
 fn fixed(node: &Node) -> Option<u64> {
     match node {
         Node::Volume(id) => Some(id.0 * 2 + 1),

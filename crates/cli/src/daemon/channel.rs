@@ -15,8 +15,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-
-use super::Message;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Descriptors of one group; the kernel takes 253.
 const GROUP_COUNT: usize = 128;
@@ -25,6 +25,12 @@ const MAX_TEXT_BYTES: usize = 1 << 30;
 
 /// One end.
 pub struct Channel(UnixStream);
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Channel {
     pub fn new(socket: UnixStream) -> Channel {
@@ -36,7 +42,7 @@ impl Channel {
         self.0.set_read_timeout(limit).and_then(|()| self.0.set_write_timeout(limit)).context("a socket")
     }
 
-    pub fn send(&mut self, message: &Message, files: &[OwnedFd]) -> Result<()> {
+    pub fn send<M: Serialize, F: AsFd>(&mut self, message: &M, files: &[F]) -> Result<()> {
         let text = serde_json::to_vec(message)?;
         let head = [(text.len() as u32).to_ne_bytes(), (files.len() as u32).to_ne_bytes()].concat();
         self.0.write_all(&head).and_then(|()| self.0.write_all(&text)).context("sending")?;
@@ -52,7 +58,7 @@ impl Channel {
     }
 
     /// Receives a message; `None` if the other process has ended.
-    pub fn receive(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
+    pub fn receive<M: DeserializeOwned>(&mut self) -> Result<Option<(M, Vec<OwnedFd>)>> {
         let mut head = [0; 8];
         match self.0.read_exact(&mut head) {
             Err(error) if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
@@ -112,13 +118,13 @@ mod tests {
         let files: Vec<File> = (0..GROUP_COUNT * 2 + 3).map(make).collect();
         let inodes: Vec<u64> = files.iter().map(|file| file.metadata().unwrap().ino()).collect();
         let files: Vec<OwnedFd> = files.into_iter().map(OwnedFd::from).collect();
-        let sender = std::thread::spawn(move || Channel::new(ours).send(&Message::Taken, &files).unwrap());
+        let sender = std::thread::spawn(move || Channel::new(ours).send(&"all", &files).unwrap());
         let mut channel = Channel::new(theirs);
-        let (message, received) = channel.receive().unwrap().unwrap();
+        let (message, received) = channel.receive::<String>().unwrap().unwrap();
         sender.join().unwrap();
-        assert!(matches!(message, Message::Taken));
+        assert_eq!(message, "all");
         let found: Vec<u64> = received.into_iter().map(|fd| File::from(fd).metadata().unwrap().ino()).collect();
         assert_eq!(found, inodes);
-        assert!(channel.receive().unwrap().is_none(), "the sender has ended");
+        assert!(channel.receive::<String>().unwrap().is_none(), "the sender has ended");
     }
 }
