@@ -19,9 +19,9 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use forkdisk::device::BufPool;
-use io_uring::squeue::Entry;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode};
+use io_uring::{IoUring, cqueue, opcode};
 use slab::Slab;
 
 use crate::config::Config;
@@ -50,23 +50,39 @@ pub(crate) struct Driver {
     pub(crate) listeners: Listeners,
     wake: Arc<OwnedFd>,
     closed: Cell<bool>,
+    /// Number of turns, for tests.
+    pub(crate) turns: Cell<u64>,
+    /// Whether the kernel leaves out completions of entries that succeed (Linux 5.17). It then also has today's
+    /// implementation of polls that stay.
+    pub(crate) skips_successes: Cell<bool>,
 }
 
 struct Queue {
     ring: IoUring,
     /// Entries that found the ring full, oldest first.
     overflow: VecDeque<Entry>,
-    completed: Vec<(u64, i32)>,
+    completed: Vec<Completed>,
+    /// Operations whose success has no completion, not yet known to be taken by the kernel.
+    silent: Vec<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Completed {
+    user_data: u64,
+    result: i32,
+    /// Further completions of the same entry follow.
+    more: bool,
 }
 
 impl Driver {
     /// Creates a ring that also wakes up when the eventfd `wake` is raised.
     pub(crate) fn new(config: &Config, wake: Arc<OwnedFd>) -> forkdisk::Result<Rc<Driver>> {
         let ring = setup::ring(config.entries)?;
+        let skips_successes = Cell::new(ring.params().is_feature_skip_cqe_on_success());
         let pool = BufPool::new(&config.buffers);
         let registered = setup::register_buffers(&ring, &pool);
         let driver = Driver {
-            queue: RefCell::new(Queue { ring, overflow: VecDeque::new(), completed: Vec::new() }),
+            queue: RefCell::new(Queue { ring, overflow: VecDeque::new(), completed: Vec::new(), silent: Vec::new() }),
             ops: RefCell::new(Slab::new()),
             pool,
             registered,
@@ -75,6 +91,8 @@ impl Driver {
             listeners: Listeners::default(),
             wake,
             closed: Cell::new(false),
+            turns: Cell::new(0),
+            skips_successes,
         };
         driver.listen_for_wakes();
         Ok(Rc::new(driver))
@@ -83,7 +101,11 @@ impl Driver {
     /// Queues all entries of `work`; they reach the kernel at the end of this turn of the loop.
     pub(crate) fn start(self: &Rc<Self>, file: &Rc<Handle>, work: Work) -> Ticket {
         let parts = work.parts();
-        let mut op = Op { work, file: file.clone(), waker: None, pending: 0, result: 0, ends: false, abandoned: false };
+        let is_silent = work.is_silent();
+        debug_assert!(!is_silent || parts == 1 && self.skips_successes.get(), "the caller looked");
+        let file = file.clone();
+        let mut op =
+            Op { work, file, waker: None, pending: 0, result: 0, ends: false, abandoned: false, silent: is_silent };
         if self.closed.get() {
             op.result = -libc::ESHUTDOWN;
             return Ticket { driver: self.clone(), key: Some(self.ops.borrow_mut().insert(op)) };
@@ -95,7 +117,11 @@ impl Driver {
         let op = &mut ops[key];
         let mut queue = self.queue.borrow_mut();
         for part in 0..parts {
-            queue.push(op.work.entry(part, &op.file).user_data((part as u64) << 32 | key as u64));
+            let entry = op.work.entry(part, &op.file).user_data((part as u64) << 32 | key as u64);
+            queue.push(if is_silent { entry.flags(Flags::SKIP_SUCCESS) } else { entry });
+        }
+        if is_silent {
+            queue.silent.push(key);
         }
         Ticket { driver: self.clone(), key: Some(key) }
     }
@@ -103,30 +129,66 @@ impl Driver {
     /// Submits queued entries and processes completions. With `wait` it sleeps until there
     /// is a completion or a timer is due, unless entries are left for which the ring was full.
     pub(crate) fn turn(&self, wait: bool) -> io::Result<()> {
+        self.turns.set(self.turns.get() + 1);
+        // When this shuts down, nothing else may wake it after the success of a silent operation.
+        let wait = wait && !(self.closed.get() && !self.queue.borrow().silent.is_empty());
         let timeout = if wait { self.timers.borrow().next().map(until) } else { None };
-        let completed = {
+        let (completed, silent) = {
             let mut queue = self.queue.borrow_mut();
             queue.enter(wait, timeout)?;
-            queue.reap()
+            let completed = queue.reap();
+            (completed, queue.take_silent())
         };
-        for &(user_data, result) in &completed {
+        for &Completed { user_data, result, more } in &completed {
             match user_data {
                 WAKE_ID => {
                     sys::eventfd_clear(self.wake.as_fd());
                     self.listen_for_wakes();
                 }
                 IGNORE_ID => {}
+                _ if more => self.occurred(user_data as u32 as usize, result),
                 _ => self.complete(user_data as u32 as usize, (user_data >> 32) as usize, result),
             }
         }
-        self.queue.borrow_mut().completed = completed;
+        for &key in &silent {
+            self.succeeded(key);
+        }
+        let mut queue = self.queue.borrow_mut();
+        queue.completed = completed;
+        queue.silent_again(silent);
+        drop(queue);
         self.fire_timers();
         Ok(())
+    }
+
+    /// Processes a completion of an entry that stays.
+    fn occurred(&self, key: usize, result: i32) {
+        let mut ops = self.ops.borrow_mut();
+        let op = &mut ops[key];
+        op.result = result;
+        let waker = op.waker.take();
+        drop(ops);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Completes an operation whose entry the kernel has taken without a completion.
+    fn succeeded(&self, key: usize) {
+        let ops = self.ops.borrow();
+        let result = match ops.get(key) {
+            Some(op) if op.silent && op.pending > 0 => op.work.success(),
+            // It failed, and is continued or ended.
+            _ => return,
+        };
+        drop(ops);
+        self.complete(key, 0, result);
     }
 
     fn complete(&self, key: usize, part: usize, result: i32) {
         let mut ops = self.ops.borrow_mut();
         let op = &mut ops[key];
+        op.silent = false;
         match op.work.step(part, result, &op.file, op.ends || op.abandoned) {
             Step::Again(entry) => {
                 let entry = entry.user_data((part as u64) << 32 | key as u64);
@@ -289,11 +351,35 @@ impl Queue {
         }
     }
 
-    fn reap(&mut self) -> Vec<(u64, i32)> {
+    fn reap(&mut self) -> Vec<Completed> {
         let mut completed = std::mem::take(&mut self.completed);
         completed.clear();
-        completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+        completed.extend(self.ring.completion().map(|c| Completed {
+            user_data: c.user_data(),
+            result: c.result(),
+            more: cqueue::more(c.flags()),
+        }));
         completed
+    }
+
+    /// Takes the silent operations if the kernel has taken all entries and all completions were reaped: what failed has
+    /// had its completion, since none of these entries can wait.
+    fn take_silent(&mut self) -> Vec<usize> {
+        if self.silent.is_empty() || !self.overflow.is_empty() {
+            return Vec::new();
+        }
+        let submission = self.ring.submission();
+        let is_all = submission.is_empty() && !submission.cq_overflow();
+        drop(submission);
+        if is_all { std::mem::take(&mut self.silent) } else { Vec::new() }
+    }
+
+    /// Gives the memory of the list back.
+    fn silent_again(&mut self, mut list: Vec<usize>) {
+        if self.silent.is_empty() && list.capacity() > 0 {
+            list.clear();
+            self.silent = list;
+        }
     }
 }
 
@@ -316,6 +402,28 @@ impl Future for Ticket {
             drop(ops);
             self.key = None;
             return Poll::Ready(op);
+        }
+        let stale = match &mut op.waker {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            waker => waker.replace(cx.waker().clone()),
+        };
+        drop(ops);
+        drop(stale);
+        Poll::Pending
+    }
+}
+
+impl Ticket {
+    /// Resolves to `true` whenever an operation that stays has occurred, and to `false` when it has ended.
+    pub(crate) fn poll_occurrence(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let Some(key) = self.key else { return Poll::Ready(false) };
+        let mut ops = self.driver.ops.borrow_mut();
+        let op = &mut ops[key];
+        if std::mem::take(&mut op.result) > 0 {
+            return Poll::Ready(true);
+        }
+        if op.pending == 0 {
+            return Poll::Ready(false);
         }
         let stale = match &mut op.waker {
             Some(waker) if waker.will_wake(cx.waker()) => None,

@@ -44,7 +44,7 @@ mod watch;
 
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice, block_device_user, lock_image};
-pub use eventfd::EventFd;
+pub use eventfd::{EventFd, Kicks};
 pub use executor::{JoinHandle, Rt, block_on};
 pub use freeze::{freeze, thaw};
 pub use guarded_memory::MemoryGuard;

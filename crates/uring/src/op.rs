@@ -42,6 +42,8 @@ pub(crate) struct Op {
     pub(crate) ends: bool,
     /// The ticket was dropped.
     pub(crate) abandoned: bool,
+    /// Its success has no completion.
+    pub(crate) silent: bool,
 }
 
 pub(crate) enum Work {
@@ -71,8 +73,12 @@ pub(crate) enum Work {
     Connect(Box<SockAddr>),
     Accept,
     Readable,
+    /// Waits for readiness, and stays: each change of it has a completion.
+    Watch,
     /// Adds 1 to an eventfd.
     Raise,
+    /// Adds 1 to an eventfd that does not block; fails if that is not possible at once.
+    RaiseNow,
     /// A driver's command, which is lent no memory. It ends when the driver completes it.
     Command {
         number: u32,
@@ -113,7 +119,18 @@ impl Work {
     /// dropped. Requests to disks always end and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
-        !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
+        !of_disk && !self.is_silent() && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
+    }
+
+    /// Returns whether its success has no completion. Such an entry never waits: it has failed, with a completion, or
+    /// succeeded when the kernel has taken it.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self, Work::RaiseNow)
+    }
+
+    /// Returns the result of success.
+    pub(crate) fn success(&self) -> i32 {
+        0
     }
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
@@ -148,6 +165,8 @@ impl Work {
                 opcode::Accept::new(fd, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
             }
             Work::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Work::Watch => opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build(),
+            Work::RaiseNow => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).rw_flags(libc::RWF_NOWAIT).build(),
             Work::Raise => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).build(),
             Work::Command { number, data } => opcode::UringCmd16::new(fd, *number).cmd(*data).build(),
         }

@@ -57,6 +57,12 @@ pub(crate) fn descriptor_flags(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) })
 }
 
+/// Returns whether reads and writes of a file fail instead of waiting (`O_NONBLOCK`). It can change at any time.
+pub(crate) fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) }).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
+}
+
 /// Sets close-on-exec for a descriptor.
 pub(crate) fn close_at_exec(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: takes no pointers.

@@ -6,8 +6,7 @@
 mod inflight;
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -172,30 +171,27 @@ impl<X: Disks> Running<X> {
     async fn serve(self: &Rc<Self>, kick: &EventFd) -> Result<(), Broken> {
         self.resume().await?;
         let mut poll = MIN_POLL;
-        // Kept over other wakes, so that the kernel is not asked again.
-        let mut kicked = pin!(kick.wait());
+        let mut kicks = kick.kicks();
         while !self.is_stopping.get() {
             self.take_requests().await?;
             self.announce()?;
             if self.poll_for_requests(&mut poll).await? {
                 continue;
             }
-            let was_kicked = poll_fn(|cx| {
+            let woken = poll_fn(|cx| {
                 if self.is_stopping.get() || self.unannounced.get() || self.broken.borrow().is_some() {
-                    return Poll::Ready(Ok(false));
+                    return Poll::Ready(Ok(()));
                 }
                 if self.is_full.get() {
                     if self.has_room() {
-                        return Poll::Ready(Ok(false));
+                        return Poll::Ready(Ok(()));
                     }
                     self.device.changes.register(cx);
                 }
                 self.wake.register(cx);
-                kicked.as_mut().poll(cx).map(|result| result.map(|()| true))
+                kicks.poll_next(cx)
             });
-            if was_kicked.await? {
-                kicked.set(kick.wait());
-            }
+            woken.await?;
             if let Some(broken) = self.broken.take() {
                 return Err(broken);
             }
