@@ -35,6 +35,9 @@ const BACKGROUND_REQUESTS: u16 = 64;
 const CONTENTS_BYTES: usize = 256 << 20;
 /// Requests received before other tasks run.
 const BATCH_REQUESTS: usize = 32;
+/// Usually a program waits for a reply before it makes the next request: one attempt in so many to receive a second
+/// request without waiting shows whether there are more.
+const LONE_REQUESTS: u32 = 16;
 /// How long files that are still open when the session stops remain usable.
 const GRACE: Duration = Duration::from_secs(2);
 /// Interval at which the requests of a mount that goes to another process are counted.
@@ -314,6 +317,8 @@ impl<H: Handler> Session<H> {
         let mut head = [0; HEAD];
         let mut spare = None;
         let mut batch = 0;
+        // Whether the last attempt to receive a second request without waiting found one.
+        let (mut is_busy, mut lone) = (false, 0u32);
         loop {
             if self.state.leaving.get() && !self.notifier.is_busy() {
                 return Ok(());
@@ -324,6 +329,9 @@ impl<H: Handler> Session<H> {
                 Ok(len) => len,
                 Err(error) => {
                     spare = Some(body);
+                    if batch > 0 {
+                        is_busy = batch > 1;
+                    }
                     batch = 0;
                     match error {
                         Errno::AGAIN if self.state.leaving.get() => return Ok(()),
@@ -352,6 +360,15 @@ impl<H: Handler> Session<H> {
             if batch == BATCH_REQUESTS {
                 batch = 0;
                 self.state.rt.yield_now().await;
+            } else if batch == 1 && !is_busy {
+                lone = lone.wrapping_add(1);
+                if !lone.is_multiple_of(LONE_REQUESTS) {
+                    batch = 0;
+                    if !self.wait().await? {
+                        self.state.stopping.set(true);
+                        return Ok(());
+                    }
+                }
             }
         }
     }
