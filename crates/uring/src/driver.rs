@@ -131,7 +131,7 @@ impl Driver {
     pub(crate) fn turn(&self, wait: bool) -> io::Result<()> {
         self.turns.set(self.turns.get() + 1);
         // When this shuts down, nothing else may wake it after the success of a silent operation.
-        let wait = wait && !(self.closed.get() && !self.queue.borrow().silent.is_empty());
+        let wait = wait && (!self.closed.get() || self.queue.borrow().silent.is_empty());
         let timeout = if wait { self.timers.borrow().next().map(until) } else { None };
         let (completed, silent) = {
             let mut queue = self.queue.borrow_mut();
