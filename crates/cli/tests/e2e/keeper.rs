@@ -133,7 +133,7 @@ fn a_file_system_on_a_loop_device_goes_on_over_twenty_kills() {
     let file = attaching.below.join("data");
     fio.args(["--name=kills", "--size=64M", "--bs=4k", "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1"])
         .args(["--ioengine=libaio", "--iodepth=16", "--direct=1", "--loops=3", "--fsync=64", "--verify_backlog=256"])
-        .arg("--norandommap=0")
+        .arg("--verify_state_save=0")
         .arg(format!("--filename={}", file.display()));
     let mut load = fio.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     for kill in 0..KILLS {
