@@ -62,7 +62,7 @@ struct Queue {
     /// Entries that found the ring full, oldest first.
     overflow: VecDeque<Entry>,
     completed: Vec<Completed>,
-    /// Operations whose success has no completion, not yet known to be taken by the kernel.
+    /// Operations that have no completion if they succeed. The kernel may not have taken all of them yet.
     silent: Vec<usize>,
 }
 
@@ -173,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Completes an operation whose entry the kernel has taken without a completion.
+    /// Completes an operation after the kernel has taken its entry without a completion.
     fn succeeded(&self, key: usize) {
         let ops = self.ops.borrow();
         let result = match ops.get(key) {

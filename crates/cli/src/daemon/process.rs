@@ -97,11 +97,16 @@ impl Process<'_> {
         };
         let uuid = runtime_dir::pool_identity(self.path);
         let (stored, handed) = inherited().into_iter().partition(|passed| keeper::is_of_store(&passed.name));
-        let (keeper, mut left) = Keeper::with_left(uuid.as_ref(), stored)?;
-        if state.is_some() {
-            // They come from the process before.
-            left.clear();
-        }
+        let (keeper, left) = match (Keeper::with_left(uuid.as_ref(), stored), &state) {
+            (Ok((keeper, left)), None) => (keeper, left),
+            // Their mounts come from the process before.
+            (Ok((keeper, _)), Some(_)) => (keeper, Vec::new()),
+            (Err(error), None) => return Err(error),
+            (Err(error), Some(_)) => {
+                tracing::error!("a kill of this process ends the mounts: {error:#}");
+                (None, Vec::new())
+            }
+        };
         let Open { pool, lock, volatile_file, state } = match self.open(state, !left.is_empty()).await {
             Ok(open) => open,
             Err(error) => {
@@ -112,7 +117,9 @@ impl Process<'_> {
             }
         };
         let keeper = match (keeper, self.settings.keeper_limit) {
-            (None, Some(limit)) => Some(Keeper::start(&pool.info().uuid, limit)?),
+            (None, Some(limit)) => Keeper::start(&pool.info().uuid, limit)
+                .inspect_err(|error| tracing::error!("a kill of this process ends the mounts: {error:#}"))
+                .ok(),
             (running, _) => running,
         };
         let kept = Kept { keeper: keeper.map(Rc::new), left, handed };

@@ -40,7 +40,7 @@ pub fn close_a_file_on(dir: &Path) {
     fs::remove_file(dir.join("closed")).unwrap();
 }
 
-/// Keepers whose socket is the pool's.
+/// Returns the number of keepers of the pool.
 fn keepers(lab: &Lab) -> usize {
     let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
     let all = fs::read_dir("/proc").unwrap().flatten();

@@ -11,7 +11,7 @@ use super::{Outcome, Volumes};
 use crate::codec::{Header, Operation, Reply};
 
 impl<D: Device> Volumes<D> {
-    /// Returns the reply to a request whose effect is there.
+    /// Returns the reply to a request that has been carried out; `None` if its effect is not there.
     pub(super) fn reply_again(&self, header: &Header, operation: &Operation) -> Outcome<Option<Reply>> {
         let folder = header.node;
         let is_there = |folder: u64, name: &str| self.child_node(folder, name).is_ok();
