@@ -264,8 +264,18 @@ fn no_verb_of_one_record_fails_a_full_pool() {
 
 #[test]
 fn volumes_and_files_are_deleted_from_a_full_pool_one_by_one() {
+    deleted_one_by_one(OpenOptions::default());
+}
+
+#[test]
+fn volumes_are_deleted_from_a_full_pool_that_discards_at_once_or_never() {
+    deleted_one_by_one(OpenOptions::default().with_discard(true));
+    deleted_one_by_one(OpenOptions::default().with_discard(false));
+}
+
+fn deleted_one_by_one(options: OpenOptions) {
     let tasks = Inline::default();
-    let (pool, names) = full_pool(&tasks, OpenOptions::default());
+    let (pool, names) = full_pool(&tasks, options);
     let (half, rest) = names.split_at(names.len() / 2);
     for name in half {
         tasks.run(pool.delete(&[name])).unwrap();

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, exceptions, pages_of};
+use crate::catalog::{Catalog, SOME_CHECKPOINT_PAGES, directory, exceptions, pages_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
@@ -83,7 +83,14 @@ async fn reap<D: Device>(upkeep: &Rc<Upkeep<D>>) -> Result<()> {
         let work = next_work(&upkeep.store.meta.borrow());
         match work {
             None => return Ok(()),
-            Some(ReapWork::Dead(id)) => reap_dead(upkeep, id).await?,
+            Some(ReapWork::Dead(id)) => {
+                let lacks_space = lacks_space(&upkeep.store.meta.borrow(), id);
+                if lacks_space {
+                    let checkpoint = upkeep.store.clone().patient_checkpoint();
+                    upkeep.store.unless_blocked(checkpoint).await.or_else(ignore_no_space)?;
+                }
+                reap_dead(upkeep, id).await?;
+            }
             // On a full pool it continues after a checkpoint has returned space.
             Some(ReapWork::Tail(id)) if !reap_tail(upkeep, id).await? => return Ok(()),
             Some(ReapWork::Tail(_)) => {}
@@ -91,6 +98,13 @@ async fn reap<D: Device>(upkeep: &Rc<Upkeep<D>>) -> Result<()> {
         drop(turn);
         yield_now().await;
     }
+}
+
+/// Whether the next checkpoint, which would write the record once more, may lack space, and a checkpoint now helps: its
+/// deletion was admitted, but a checkpoint has written that already.
+fn lacks_space(meta: &Catalog, id: VolumeId) -> bool {
+    let helps = meta.checkpoint_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0;
+    helps && directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err()
 }
 
 async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
