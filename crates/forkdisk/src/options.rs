@@ -7,7 +7,7 @@ use crate::catalog::{Changes, CreateOptions};
 use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
-use crate::store::{FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
+use crate::store::{DiscardPolicy, FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
 
 /// Default chunk of an origin, in bytes.
 const DEFAULT_ORIGIN_CHUNK_BYTES: u64 = 64 << 10;
@@ -38,7 +38,7 @@ setters! {
         with_cache cache: usize,
         with_dirty dirty: usize,
         with_when_full when_full: WhenFull,
-        with_discard discard: bool,
+        with_discard discard: impl Into<DiscardPolicy>,
         with_low_water low_water: LowWater,
         with_volatile volatile: impl Into<Option<VolatileLog>>,
         with_commit_interval commit_interval: Duration,

@@ -79,6 +79,12 @@ bugs! {
     DeadDiscardedBeforeDurable = "dead-discarded-before-durable",
     /// On a full host, tables are discarded early together with data.
     DeadTablesDiscarded = "dead-tables-discarded",
+    /// Free pages that the host has allocated can be allocated while they are being discarded.
+    RetainedDiscardedUnguarded = "retained-discarded-unguarded",
+    /// Pages count as retained, and are discarded, after they came into use again.
+    RetainedOutlivesAllocation = "retained-outlives-allocation",
+    /// Pages that were discarded late are made available a second time, when they may be in use.
+    RetainedReturnedTwice = "retained-returned-twice",
     /// Every mapped page is overwritten in place.
     WritesSharedInPlace = "writes-shared-in-place",
     /// A page whose other references are gone is overwritten in place before that is durable.

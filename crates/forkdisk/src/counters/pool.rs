@@ -67,6 +67,8 @@ pub struct PoolStatistics {
     pub freed_bytes: u64,
     /// Bytes that were gathered.
     pub gathered_bytes: u64,
+    /// Free bytes that are not discarded yet.
+    pub retained_bytes: u64,
     /// Whether a deleted volume is being released now.
     pub reaping: bool,
 }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record};
 use crate::planted::correct;
 use crate::space::{Need, alloc};
-use crate::store::{EditError, Retry, Store, copy_client, deleted_error};
+use crate::store::{EditError, Retry, Store, copy_client, deleted_error, retained};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
@@ -113,6 +113,12 @@ impl<D: Device> Origin<D> {
             committed.map_err(EditError::Error)?;
             match copied {
                 Ok(()) => return Ok(()),
+                Err(EditError::Error(e)) if e.is_full_host() => {
+                    drop((held, along, turn));
+                    if !retained::give_back(store, false).await {
+                        return Err(EditError::Error(e));
+                    }
+                }
                 Err(EditError::Error(e)) => return Err(EditError::Error(e)),
                 // Copy-ahead is not worth waiting for.
                 Err(EditError::NoSpace) if limit > 0 => limit = 0,

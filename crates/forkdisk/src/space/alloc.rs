@@ -26,10 +26,11 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::format::CountNode;
+use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Bitmap, Block, PageAddr, bit, first_unset, mask, pages_in, rows};
 
 use super::affinity::{AbandonedChunk, Chunk};
-use super::{AllocRequest, Miss, Refusal, Space, tree};
+use super::{AllocRequest, Miss, Refusal, Space, retained, tree};
 
 /// Part of the free space that may lie unused in abandoned chunks: one page of this many.
 pub(super) const ABANDONED_PART: u64 = 8;
@@ -93,6 +94,9 @@ pub fn alloc_data(space: &mut Space, want: AllocRequest, _: &Reservation) -> Res
     if let Some(block) = block_for_stream(space, before)? {
         space.affinity.own(volume, virtual_block, block);
         return Ok(take(space, block, index, pages).expect("an empty block has every page"));
+    }
+    if let Some((block, index)) = retained::first_page(space) {
+        return Ok(take(space, block, index, pages).expect("it is free"));
     }
     loop {
         let first = space.free.iter().next().map(|(&block, bits)| (block, first_free(bits)));
@@ -206,6 +210,9 @@ pub(super) fn empty_block(space: &mut Space, before: Option<Block>) -> Result<Op
     {
         return Ok(Some(next));
     }
+    if let Some(block) = retained::empty_block(space) {
+        return Ok(Some(block));
+    }
     loop {
         let first = space.empty.first().filter(|&&block| is_for_data(space, block));
         if let Some(&block) = first.filter(|&&block| !is_for_metadata(space, block)) {
@@ -284,6 +291,8 @@ pub(super) fn take(space: &mut Space, block: Block, index: usize, max: u64) -> O
         space.free.remove(&block);
     }
     space.empty.remove(&block);
+    let taken = mask(index..index + n);
+    correct!(retained::forget(space, block, taken), Bug::RetainedOutlivesAllocation => ());
     let first = block.page(index);
     space.current.touch(first, n as u64);
     space.known -= n as u64;
@@ -302,6 +311,7 @@ pub fn return_pages(space: &mut Space, first: PageAddr, n: u64) {
         }
         space.handed_out -= 1;
         tree::give_back(space, page);
+        retained::retain_unused(space, page);
     }
 }
 
@@ -319,6 +329,12 @@ pub fn alloc_meta(space: &mut Space, n: u64) -> Option<Vec<(PageAddr, u64)>> {
     let (mut out, mut left) = (Vec::new(), n);
     let mut row = 0..0;
     while left > 0 {
+        if row.is_empty()
+            && let Some((block, index)) = retained::place_for_meta(space, first_for_meta(space), left)
+        {
+            out.push(take(space, block, index, left).expect("it is free"));
+            break;
+        }
         if row.is_empty() {
             row = row_for_meta(space, left);
         }

@@ -388,7 +388,8 @@ pub fn finish(space: &mut Space) -> Runs {
     space.frozen.applied();
     let freed = take_over(space);
     let waiting: u64 = freed.iter().map(|&(_, n)| n).sum();
-    space.available = space.free_by_roots() - space.handed_out - waiting - space.kept.pages;
+    let withdrawn = space.kept.pages + space.retained.outgoing_pages();
+    space.available = space.free_by_roots() - space.handed_out - waiting - withdrawn;
     space.returning = waiting;
     freed
 }

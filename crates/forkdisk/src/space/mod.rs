@@ -13,6 +13,7 @@ pub mod alloc;
 pub mod contiguous;
 pub mod count_images;
 pub mod delta;
+pub mod retained;
 pub mod tree;
 pub mod view_counts;
 
@@ -29,6 +30,7 @@ use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, 
 
 use affinity::Affinity;
 use delta::{Deltas, by_block, pieces};
+use retained::Retained;
 use tree::CountLogState;
 use view_counts::ViewImages;
 
@@ -184,6 +186,7 @@ pub struct Space {
     kept: ViewImages,
     /// Pages that a finished checkpoint has freed and that cannot be allocated yet: they are being discarded.
     returning: u64,
+    retained: Retained,
     /// A stream begins at a multiple of this many blocks if it can.
     begin_at: u64,
     /// Damaged count pages of a pool that is only read: their counts are unknown.
@@ -222,6 +225,7 @@ impl Space {
             affinity: Affinity::default(),
             kept: ViewImages::default(),
             returning: 0,
+            retained: Retained::default(),
             begin_at: 1,
             lost: BTreeSet::new(),
         };
@@ -249,12 +253,23 @@ impl Space {
         self.available
     }
 
+    /// Returns the number of free pages: the available ones, and those that are available again once they are
+    /// discarded.
+    pub fn free(&self) -> u64 {
+        self.available + self.retained.outgoing_pages()
+    }
+
     /// Returns the number of pending free pages: those that the running checkpoint and the next one free;
     /// those that a finished checkpoint is discarding; and those withheld for a view, which its end frees.
     /// Never too few; too many where the counts were not in memory when a reference was lost, and other
     /// references remain.
     pub fn pending(&self) -> u64 {
         self.current.gone() + self.frozen.gone() + self.returning + self.kept.pages
+    }
+
+    /// Returns the free pages that are not discarded yet.
+    pub fn retained(&self) -> &Retained {
+        &self.retained
     }
 
     /// Returns the number of pages withheld for a view.
@@ -437,8 +452,9 @@ impl Space {
     }
 
     fn untouched(&self, block: Block, bits: Bitmap) -> Bitmap {
-        let (a, b, c) = (self.current.touched(block), self.frozen.touched(block), self.kept.withheld(block));
-        std::array::from_fn(|i| bits[i] & !a[i] & !b[i] & !c[i])
+        let (a, b) = (self.current.touched(block), self.frozen.touched(block));
+        let (c, d) = (self.kept.withheld(block), self.retained.outgoing(block));
+        std::array::from_fn(|i| bits[i] & !a[i] & !b[i] & !c[i] & !d[i])
     }
 }
 

@@ -26,7 +26,7 @@ use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::correct;
 use crate::runtime::yield_now;
 use crate::space::{Refusal, Step, WrittenCounts, alloc, count_images, delta, view_counts};
-use crate::store::{checkpoint, host_enospc, publish, view};
+use crate::store::{checkpoint, host_enospc, publish, retained, view};
 use crate::sync::LockMode;
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
@@ -381,11 +381,12 @@ async fn finish<D: Device>(store: &Rc<Store<D>>, start: JournalStart, seen: Opti
     store.counters.checkpoints.add(1);
     // A view of an older checkpoint may still read them.
     let freed = if is_held { view_counts::withhold(&mut store.meta.borrow_mut().space, freed) } else { freed };
-    view::discard_freed(store, &freed).await;
+    let kept = retained::discard_excess(store, &freed).await;
+    count_images::release(&mut store.meta.borrow_mut().space, freed);
+    retained::retain(store, &kept);
     let holds_too_much = {
-        let mut meta = store.meta.borrow_mut();
-        count_images::release(&mut meta.space, freed);
-        meta.space.withheld() > meta.space.available()
+        let space = &store.meta.borrow().space;
+        space.withheld() > space.available()
     };
     if holds_too_much {
         view::end_view(store).await;

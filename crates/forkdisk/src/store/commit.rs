@@ -229,7 +229,7 @@ pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     Ok(())
 }
 
-async fn write_groups<D: Device>(store: &Store<D>, groups: Outgoing) -> Result<()> {
+async fn write_groups<D: Device>(store: &Rc<Store<D>>, groups: Outgoing) -> Result<()> {
     let segments: Segments = store.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
     let is_page = |bytes: u64| bytes.is_multiple_of(PAGE_SIZE as u64);
     assert!(is_page(groups.position) && is_page(groups.bytes.len() as u64), "a group takes whole pages");

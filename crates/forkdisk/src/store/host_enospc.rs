@@ -21,11 +21,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::planted::correct;
 use crate::runtime::{LocalFuture, yield_now};
 use crate::space::{Runs, delta, view_counts};
-use crate::store::view;
+use crate::store::retained;
 use crate::sync::Event;
 use crate::types::Block;
 
-use super::{Store, WhenFull};
+use super::{DiscardPolicy, Store, WhenFull};
 
 /// Pause before metadata is written again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -165,6 +165,9 @@ impl<D: Device> Store<D> {
             let patience = shortage.patience.get_or_insert_with(|| self.runtime.sleep(time));
             let mut room = pin!(async {
                 self.clone().patient_checkpoint().await?;
+                if retained::give_back(self, false).await {
+                    return Ok(true);
+                }
                 // Metadata may need less space than data.
                 self.runtime.sleep(RETRY_AFTER).await;
                 Ok(true)
@@ -195,6 +198,9 @@ async fn retry_checkpoint<D: Device>(store: &Store<D>) {
 /// closes.
 pub async fn retry_until_space<D: Device>(store: &Rc<Store<D>>, error: Error) -> Result<()> {
     store.check_failed()?;
+    if retained::give_back(store, false).await {
+        return Ok(());
+    }
     store.full.set(true);
     if discard_early(store).await? {
         return Ok(());
@@ -212,8 +218,11 @@ pub async fn retry_until_space<D: Device>(store: &Rc<Store<D>>, error: Error) ->
 
 /// The journal found no space (`error`), although most file systems allocate it in advance. Nothing is
 /// acknowledged before all of it is written to the same place, so the write can be retried.
-pub async fn retry_journal_until_space<D: Device>(store: &Store<D>, error: Error) -> Result<()> {
+pub async fn retry_journal_until_space<D: Device>(store: &Rc<Store<D>>, error: Error) -> Result<()> {
     store.check_failed()?;
+    if retained::give_back(store, false).await {
+        return Ok(());
+    }
     if store.closing.get() {
         return Err(error);
     }
@@ -231,7 +240,7 @@ pub async fn retry_journal_until_space<D: Device>(store: &Store<D>, error: Error
 /// Discards freed data that stays free whatever happens. Returns whether there was any.
 async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
     // The walk of a view needs no checkpoint to end.
-    if !store.options.discard || view_counts::view(&store.meta.borrow().space).is_some() {
+    if store.options.discard == DiscardPolicy::Never || view_counts::view(&store.meta.borrow().space).is_some() {
         return Ok(false);
     }
     let dead = pending_free_data(store).await?;
@@ -261,7 +270,7 @@ async fn discard_early<D: Device>(store: &Rc<Store<D>>) -> Result<bool> {
             Ok(dead)
         })
         .await?;
-    view::discard_freed(store, &dead).await;
+    retained::discard_freed(store, &dead).await;
     Ok(!dead.is_empty())
 }
 

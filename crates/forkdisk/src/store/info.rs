@@ -126,7 +126,7 @@ pub fn is_low<D: Device>(store: &Store<D>) -> bool {
         return true;
     }
     let meta = store.meta.borrow();
-    let free = (meta.space.available() + meta.space.pending()) * PAGE_SIZE as u64;
+    let free = (meta.space.free() + meta.space.pending()) * PAGE_SIZE as u64;
     free < store.options.low_water.bytes(meta.size())
 }
 
@@ -138,7 +138,7 @@ pub fn pool_info<D: Device>(store: &Store<D>) -> PoolInfo {
     let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
     let volumes = || meta.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Volume);
     let sum = |of: fn(&VolumeRecord) -> u64| volumes().map(of).sum::<u64>();
-    let (unused, freeing) = (meta.space.available() * page, meta.space.pending() * page);
+    let (unused, freeing) = (meta.space.free() * page, meta.space.pending() * page);
     PoolInfo {
         uuid: superblock.uuid,
         created: superblock.created,

@@ -16,7 +16,7 @@ use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space;
 use crate::space::tree;
-use crate::store::view;
+use crate::store::{retained, view};
 use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
 
 use super::Store;
@@ -257,6 +257,7 @@ pub async fn load<D: Device>(store: &Store<D>, stop: Stop) -> std::result::Resul
         Stop::Count(space::Miss::Count { page, .. }) => page,
         // A view ends before a request fails for the space that it holds.
         Stop::NoSpace if view::take_space_of_view(store).await => return Ok(()),
+        Stop::NoSpace if retained::wait_given_back(store).await => return Ok(()),
         Stop::NoSpace => return Err(EditError::NoSpace),
     };
     if !store.loading.borrow_mut().insert(page) {

@@ -16,6 +16,7 @@ pub mod open;
 mod options;
 pub mod publish;
 mod replay;
+pub mod retained;
 mod takeover;
 pub mod transaction;
 pub mod view;
@@ -44,7 +45,7 @@ pub use info::{
 };
 pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
-pub use options::{LowWater, OpenOptions, Recovery, WhenFull};
+pub use options::{DiscardPolicy, LowWater, OpenOptions, Recovery, WhenFull};
 pub use view::{Root, View, roots_of};
 
 /// The device of an open pool, its catalog, and what writes the one to the other.
@@ -73,6 +74,7 @@ pub struct Store<D> {
     pub checkpoints: checkpoint::Checkpoints,
     pub count_log_flush: checkpoint::CountLogFlush,
     pub host_enospc: host_enospc::HostEnospc,
+    pub retained: retained::RetainedSpace,
     /// The error after which nothing is acknowledged.
     pub failed: RefCell<Option<Error>>,
     /// Space was freed, or the pool failed: waiting requests check again.

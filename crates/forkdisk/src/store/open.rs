@@ -17,8 +17,8 @@ use crate::journal::Journal;
 use crate::map::{Tables, lookup};
 use crate::planted::correct;
 use crate::runtime::Runtime;
-use crate::space::{Space, Step, alloc, count_images, tree};
-use crate::store::{checkpoint, commit, load, publish, replay, takeover};
+use crate::space::{self, Space, Step, alloc, count_images, tree};
+use crate::store::{checkpoint, commit, load, publish, replay, retained, takeover};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::checkpoint_steps;
@@ -199,6 +199,7 @@ impl<D: Device> Store<D> {
         if let Some(stripe) = device.stripe() {
             alloc::set_stripe(&mut meta.space, stripe);
         }
+        space::retained::set_limit(&mut meta.space, options.discard.retained_bytes() / PAGE_SIZE as u64);
         let device = Rc::new(device);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
         Ok(Rc::new(Store {
@@ -220,6 +221,7 @@ impl<D: Device> Store<D> {
             checkpoints: Default::default(),
             count_log_flush: Default::default(),
             host_enospc: Default::default(),
+            retained: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
             reaping: Cell::new(false),
@@ -419,6 +421,7 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     let nothing_to_do = !store.active.get() && store.superblock.borrow().clean && !has_changes(store);
     if !nothing_to_do {
         store.clone().patient_checkpoint().await?;
+        retained::give_back(store, false).await;
         store.closed.set(true);
         store.generations.barrier().await;
         let old = store.superblock.borrow().clone();

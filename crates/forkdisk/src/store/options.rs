@@ -36,6 +36,43 @@ impl LowWater {
     }
 }
 
+/// When freed space is discarded on the device, which makes holes in a pool file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiscardPolicy {
+    /// Before it can be used again.
+    AtOnce,
+    /// It is retained, and used again before other space. It is discarded when there are more than `bytes` of it; when
+    /// it has been free for `time`, at the latest after twice that (zero: no limit); when the host file system has no
+    /// space for a write; and when the pool is closed. What a process retained that was killed stays allocated in the
+    /// host until it is used and freed again.
+    Later {
+        /// Most bytes retained; zero: as `AtOnce`.
+        bytes: u64,
+        /// How long they are retained.
+        time: Duration,
+    },
+    /// Never.
+    Never,
+}
+
+impl DiscardPolicy {
+    /// Discards late, with the usual limits: 1 GiB, 10 minutes.
+    pub const LATER: DiscardPolicy = DiscardPolicy::Later { bytes: 1 << 30, time: Duration::from_secs(600) };
+
+    /// Most bytes that are retained.
+    pub(crate) fn retained_bytes(self) -> u64 {
+        if let DiscardPolicy::Later { bytes, .. } = self { bytes } else { 0 }
+    }
+}
+
+impl From<bool> for DiscardPolicy {
+    /// At once or never.
+    fn from(discard: bool) -> DiscardPolicy {
+        if discard { DiscardPolicy::AtOnce } else { DiscardPolicy::Never }
+    }
+}
+
 /// Options of opening a pool.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -48,8 +85,8 @@ pub struct OpenOptions {
     pub dirty: usize,
     /// What happens to a write that needs space when there is none (default: `Error`).
     pub when_full: WhenFull,
-    /// Whether freed space is discarded on the device, which makes holes in a pool file (default true).
-    pub discard: bool,
+    /// When freed space is discarded on the device (default: [`DiscardPolicy::LATER`]).
+    pub discard: DiscardPolicy,
     /// Free space below which the pool is reported as low (default 5 %).
     pub low_water: LowWater,
     /// Memory that outlives the process: with it, a crash of the process alone loses nothing acknowledged
@@ -79,7 +116,7 @@ impl Default for OpenOptions {
             cache,
             dirty,
             when_full,
-            discard: true,
+            discard: DiscardPolicy::LATER,
             low_water,
             volatile,
             commit_interval,

@@ -13,9 +13,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::{MapEntry, Superblock, TreeRoot, VolumeState};
 use crate::space::view_counts;
-use crate::store::checkpoint;
+use crate::store::{checkpoint, retained};
 use crate::sync::RangeLocks;
-use crate::types::{PAGE_SIZE, PageAddr, VolumeId};
+use crate::types::VolumeId;
 
 use super::Store;
 
@@ -123,7 +123,7 @@ pub async fn end_view<D: Device>(store: &Store<D>) -> bool {
         return false;
     }
     store.views.releasing.set(true);
-    discard_freed(store, &runs).await;
+    retained::discard_freed(store, &runs).await;
     view_counts::release_withheld(&mut store.meta.borrow_mut().space, runs);
     store.views.releasing.set(false);
     store.space_changed.notify();
@@ -134,16 +134,4 @@ pub async fn end_view<D: Device>(store: &Store<D>) -> bool {
 pub async fn take_space_of_view<D: Device>(store: &Store<D>) -> bool {
     let is_of_use = store.views.releasing.get() || store.meta.borrow().space.withheld() > 0;
     is_of_use && end_view(store).await
-}
-
-/// Discards freed pages on the device before they are reused.
-pub async fn discard_freed<D: Device>(store: &Store<D>, runs: &[(PageAddr, u64)]) {
-    if !store.options.discard {
-        return;
-    }
-    for &(first, pages) in runs {
-        // A failed discard costs space on the host and nothing else.
-        store.counters.discards.add_one(pages * PAGE_SIZE as u64);
-        let _ = store.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
-    }
 }

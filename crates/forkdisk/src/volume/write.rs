@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::correct;
 use crate::space::alloc;
-use crate::store::{HostShortage, Retry, events};
+use crate::store::{HostShortage, Retry, events, retained};
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
 use crate::types::PAGE_SIZE;
 
@@ -104,6 +104,8 @@ impl<D: Device> Volume<D> {
                     sealed = true;
                     self.store.commit_sealed().await.map(|()| true)
                 }
+                // Before anything waits or is reported.
+                false if e.is_full_host() && retained::give_back(&self.store, false).await => Ok(true),
                 false if e.is_full_host() => {
                     let shortage = shortage.get_or_insert_with(|| HostShortage::new(may_end));
                     if shortage.begins(self.store.waits_for_space()) {
@@ -193,7 +195,8 @@ impl<D: Device> Volume<D> {
         if let Err(e) = result {
             // On a full pool the write that needs space starts the checkpoint.
             alloc::write_off(&mut self.store.meta.borrow_mut().space, work.plan.unpublished());
-            self.store.full.set(self.store.full.get() || e.is_full_host());
+            let is_full = e.is_full_host() && !retained::is_any(&self.store);
+            self.store.full.set(self.store.full.get() || is_full);
         }
         work.complete_merged(result);
         moved

@@ -60,8 +60,8 @@ fn known(bug: Planted) -> impl Iterator<Item = Attempt> {
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         (name == bug.name()).then_some(())?;
-        let World { profile, cache, lasting } = World::parse(profile);
-        Some(Attempt::Random(Recipe { cache, lasting, ..Attempt::recipe(seed.parse().ok()?, profile?) }))
+        let World { profile, cache, lasting, retain } = World::parse(profile);
+        Some(Attempt::Random(Recipe { cache, lasting, retain, ..Attempt::recipe(seed.parse().ok()?, profile?) }))
     })
 }
 
@@ -78,6 +78,9 @@ impl Attempt {
             Home::Profile(profile) => return Attempt::random(seed, profile, None),
             Home::FewTables(profile) => return Attempt::random(seed, profile, Some(FEW_TABLES)),
             Home::Lasting(profile) => return Attempt::lasting(seed, profile),
+            Home::Retaining(profile) => {
+                return Attempt::Random(Recipe { retain: true, ..Attempt::recipe(seed, profile) });
+            }
             Home::Struck => return Attempt::Struck(OriginCase::struck(hunt, i as usize)),
         }
         match i % 8 {
@@ -196,6 +199,8 @@ enum Home {
     FewTables(Profile),
     /// The same with memory that outlives the process.
     Lasting(Profile),
+    /// The same with freed space retained.
+    Retaining(Profile),
     /// Two concurrent operations on an origin, of which a flush fails.
     Struck,
     /// Damaged metadata.
@@ -221,6 +226,9 @@ fn home(planted: Planted) -> Home {
         SettledFromCopy => return Home::Struck,
         IntervalForgotten => return Home::Lasting(Profile::Cuts),
         VolatileForgetsAttributes | NamesOutrunVolatileLog => return Home::Lasting(Profile::Names),
+        RetainedDiscardedUnguarded | RetainedOutlivesAllocation | RetainedReturnedTwice => {
+            return Home::Retaining(Profile::Forks);
+        }
         VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
         TransactionSplitInVolatileLog => return Home::Lasting(Profile::Transactions),
         TransactionSplitOverGroups | FeatureBitAfterTransaction => Profile::Transactions,

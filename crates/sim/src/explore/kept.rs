@@ -28,10 +28,12 @@ pub(super) struct World {
     pub cache: Option<usize>,
     /// With memory that outlives the process.
     pub lasting: bool,
+    /// With freed space retained.
+    pub retain: bool,
 }
 
 impl World {
-    /// Parses `origins/12288` or `-/12288/lasting`; `-`: drawn from the seed.
+    /// Parses `origins/12288` or `-/12288/lasting/retain`; `-`: drawn from the seed.
     pub(super) fn parse(text: &str) -> World {
         let mut words = text.split('/');
         let profile = words.next().and_then(Profile::from_name);
@@ -39,6 +41,7 @@ impl World {
         for word in words {
             match word {
                 "lasting" => world.lasting = true,
+                "retain" => world.retain = true,
                 bytes => world.cache = bytes.parse().ok(),
             }
         }
@@ -54,9 +57,10 @@ fn parse(text: &str) -> Vec<Kept> {
             let mut words = line.split_whitespace();
             let seed = words.next()?.parse().ok()?;
             let steps = words.next()?.parse().ok()?;
-            let World { profile, cache, lasting } = words.next().map_or(World::default(), World::parse);
+            let World { profile, cache, lasting, retain } = words.next().map_or(World::default(), World::parse);
             let why = words.collect::<Vec<_>>().join(" ");
-            Some(Kept { recipe: Recipe { profile, cache, lasting, ..Recipe::new(seed, steps) }, why })
+            let recipe = Recipe { profile, cache, lasting, retain, ..Recipe::new(seed, steps) };
+            Some(Kept { recipe, why })
         })
         .collect()
 }
@@ -69,8 +73,9 @@ mod tests {
     fn every_line_of_the_file_is_understood() {
         let lines = FILE.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')).count();
         assert_eq!(kept().len(), lines);
-        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -/4096\n9 20 -/4096/lasting\n");
+        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -/4096\n9 20 -/4096/lasting/retain\n");
         assert_eq!((parsed[1].recipe.lasting, parsed[2].recipe.lasting), (false, true));
+        assert_eq!((parsed[1].recipe.retain, parsed[2].recipe.retain), (false, true));
         assert_eq!((parsed[0].recipe.cache, parsed[1].recipe.cache), (None, Some(4096)));
         assert_eq!(parsed[0].recipe.profile, Some(Profile::Forks));
         assert_eq!((parsed[0].recipe.seed, parsed[0].why.as_str()), (7, "lost a snapshot"));

@@ -46,20 +46,23 @@ pub struct Recipe {
     pub cache: Option<usize>,
     /// There is memory that outlives the process.
     pub lasting: bool,
+    /// Freed space is retained, within small limits.
+    pub retain: bool,
 }
 
 /// A cache of so few tables that any lookup can miss (the engine keeps a few more in any case).
 pub const FEW_TABLES: usize = 12 << 10;
 
 /// Returns new histories: `n` of one profile, or of profiles drawn from their seeds and additionally some
-/// with origins (a fifth and a quarter of `n`). Every other one has a cache of a few tables, and every other
-/// two memory that outlives the process.
+/// with origins (a fifth and a quarter of `n`). Every other one has a cache of a few tables, every other
+/// two memory that outlives the process, and every other four retain freed space.
 pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec<Recipe> {
     let some = |profile, n: usize, steps: usize| {
         (0..n as u64).map(move |i| {
             let (cache, lasting) =
                 ((base + i).is_multiple_of(2).then_some(FEW_TABLES), ((base + i) / 2).is_multiple_of(2));
-            Recipe { profile, cache, lasting, ..Recipe::new(base + i, steps) }
+            let retain = ((base + i) / 4).is_multiple_of(2);
+            Recipe { profile, cache, lasting, retain, ..Recipe::new(base + i, steps) }
         })
     };
     let mut all: Vec<Recipe> = some(profile, n, steps).collect();
@@ -84,7 +87,8 @@ pub struct Report {
 impl Recipe {
     /// Creates the plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
-        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None, cache: None, lasting: false }
+        let (profile, keep, aim, dense, cache) = (None, None, None, None, None);
+        Recipe { seed, steps, profile, keep, aim, dense, cache, lasting: false, retain: false }
     }
 
     fn setup(&self) -> Setup {
@@ -93,7 +97,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
-        setup.lasting = self.lasting;
+        (setup.lasting, setup.retain) = (self.lasting, self.retain);
         setup
     }
 
@@ -124,7 +128,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
-        setup.lasting = self.lasting;
+        (setup.lasting, setup.retain) = (self.lasting, self.retain);
         let mut ops = setup.operations(self.steps);
         if let Some(keep) = &self.keep {
             ops.retain(|op| keep.contains(&op.number));
@@ -145,6 +149,9 @@ impl Recipe {
         }
         if self.lasting {
             line.push_str(" --lasting");
+        }
+        if self.retain {
+            line.push_str(" --retain");
         }
         if let Some(keep) = &self.keep {
             let _ = write!(line, " --keep {}", ranges(keep));
@@ -218,11 +225,12 @@ mod tests {
             keep: Some(vec![1, 2, 5]),
             aim: Some(CrashPoint { step: 70, mask: Some(9) }),
             cache: Some(FEW_TABLES),
+            retain: true,
             ..Recipe::new(4, 20)
         };
         assert_eq!(
             recipe.flags(),
-            "--seed 4 --steps 20 --profile forks --cache 12288 --keep 1-2,5 --crash 70 --mask 9"
+            "--seed 4 --steps 20 --profile forks --cache 12288 --retain --keep 1-2,5 --crash 70 --mask 9"
         );
     }
 }

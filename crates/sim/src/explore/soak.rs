@@ -155,7 +155,8 @@ fn batch(base: u64) -> Vec<Recipe> {
         .map(|((profile, i, steps), seed)| {
             let cache = i.is_multiple_of(2).then_some(FEW_TABLES);
             let lasting = (seed / 2).is_multiple_of(2);
-            Recipe { profile: Some(profile), cache, lasting, ..Recipe::new(seed, steps) }
+            let retain = (seed / 4).is_multiple_of(2);
+            Recipe { profile: Some(profile), cache, lasting, retain, ..Recipe::new(seed, steps) }
         })
         .collect()
 }

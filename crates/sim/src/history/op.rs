@@ -159,6 +159,8 @@ pub struct Setup {
     pub slow: Option<Range<u64>>,
     /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
     pub lasting: bool,
+    /// Whether freed space is retained.
+    pub retain: bool,
 }
 
 impl Setup {
@@ -238,6 +240,7 @@ impl Setup {
                 _ => None,
             },
             lasting: false,
+            retain: false,
         }
     }
 
@@ -261,6 +264,7 @@ impl Setup {
             when_full: WhenFull::Error,
             slow: None,
             lasting: false,
+            retain: false,
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
+use forkdisk::{DiscardPolicy, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
 
 use super::known::Known;
 use super::op::Profile;
@@ -74,6 +74,16 @@ pub fn lasting_options(memory: Option<&VolatileMemory>) -> OpenOptions {
     OpenOptions::default().with_volatile(memory.map(log)).with_commit_interval(interval)
 }
 
+/// Returns when freed space is discarded: if it is retained, with limits so small that it is discarded often.
+pub fn discard_policy(retain: bool, discard: bool, seed: u64) -> DiscardPolicy {
+    if !retain {
+        return discard.into();
+    }
+    let mut rng = Rng::new(mix(&[seed, 42]));
+    let bytes = *rng.pick(&[64 << 10, 1 << 20, 8 << 20, 1 << 30]);
+    DiscardPolicy::Later { bytes, time: Duration::from_millis(*rng.pick(&[0, 1, 20, 500, 600_000])) }
+}
+
 /// Returns the options a run opens its pool with.
 pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
     // Times of changes are separate records.
@@ -82,7 +92,7 @@ pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptio
         .with_cache(setup.cache)
         .with_dirty(setup.dirty)
         .with_when_full(setup.when_full)
-        .with_discard(setup.discard)
+        .with_discard(discard_policy(setup.retain, setup.discard, setup.seed))
         .with_clock(has_clock.then_some(|| 1))
 }
 

@@ -62,6 +62,8 @@ pub struct Setup {
     pub cut_deletions: u64,
     /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
     pub lasting: bool,
+    /// Whether freed space is retained.
+    pub retain: bool,
 }
 
 impl Setup {
@@ -124,6 +126,7 @@ impl Setup {
             focus: Focus::Plain,
             cut_deletions: 0,
             lasting: false,
+            retain: false,
         }
     }
 
@@ -157,6 +160,7 @@ impl Setup {
             focus: Focus::Plain,
             cut_deletions: 0,
             lasting: false,
+            retain: false,
         }
     }
 
