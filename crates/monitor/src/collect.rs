@@ -85,6 +85,7 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
         dropped: s.dropped,
         freed_bytes: s.freed_bytes,
         gathered_bytes: s.gathered_bytes,
+        retained_bytes: s.retained_bytes,
         reaping: s.reaping,
     }
 }

@@ -182,6 +182,8 @@ fn activity(all: &mut Vec<Family>) {
         ("forkdisk_gathered_bytes_total", "Data gathered with the rest of its volume.", |s| s.activity.gathered_bytes),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
+    let help = "Free space that is not discarded on the device yet.";
+    single(all, "gauge", "forkdisk_retained_bytes", help, |s| s.activity.retained_bytes);
     let help = "1 while the space of deleted volumes is being released.";
     single(all, "gauge", "forkdisk_reaping", help, |s| u64::from(s.activity.reaping));
     all.push(Box::new(|s, out| {

@@ -186,6 +186,9 @@ pub struct ActivityRecord {
     pub freed_bytes: u64,
     /// Bytes gathered with the rest of their volume.
     pub gathered_bytes: u64,
+    /// Free space that is not discarded yet.
+    #[serde(default)]
+    pub retained_bytes: u64,
     /// Whether the space of deleted volumes is being freed.
     pub reaping: bool,
 }

@@ -50,12 +50,10 @@ fn line_of(text: &str, at: usize) -> usize {
 
 fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
     let text = match (key.kind, value.get_ref()) {
-        (Kind::Switch, DeValue::Boolean(true)) => "yes".to_string(),
-        (Kind::Switch, DeValue::Boolean(false)) => "no".to_string(),
-        (
-            Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Share | Kind::Time | Kind::Mode | Kind::Group,
-            DeValue::String(text),
-        ) => text.to_string(),
+        (Kind::Switch | Kind::SwitchOr(_), DeValue::Boolean(true)) => "yes".to_string(),
+        (Kind::Switch | Kind::SwitchOr(_), DeValue::Boolean(false)) => "no".to_string(),
+        (Kind::Path | Kind::Choice(_) | Kind::SwitchOr(_), DeValue::String(text)) => text.to_string(),
+        (Kind::Size | Kind::Share | Kind::Time | Kind::Mode | Kind::Group, DeValue::String(text)) => text.to_string(),
         (Kind::Count | Kind::Size | Kind::Share | Kind::Time | Kind::Group, DeValue::Integer(number)) => {
             number.to_string()
         }
@@ -79,6 +77,7 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Count => "a whole number above 0",
         Kind::Time => "a time, such as \"10s\" or a number of seconds",
         Kind::Switch => "true or false",
+        Kind::SwitchOr(_) => "true, false or a word in quotes",
         Kind::Addresses | Kind::Places => "an address in quotes, or several in brackets",
         Kind::Sockets => "VOLUME=MODE:GROUP in quotes, or several in brackets",
         Kind::Patterns => "a name or pattern in quotes, or several in brackets",

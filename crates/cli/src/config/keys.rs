@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction};
 use forkdisk::LowWater;
 
@@ -31,6 +31,8 @@ pub enum Kind {
     Time,
     /// `yes` or `no`.
     Switch,
+    /// `yes`, `no` or this word.
+    SwitchOr(&'static str),
     /// TCP addresses, one or several.
     Addresses,
     /// TCP addresses and unix sockets, one or several.
@@ -147,8 +149,13 @@ keys! {
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most changed metadata that is not yet in a checkpoint";
     COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s",
         "Longest time until an acknowledged write is committed and flushed in the background; 0: never";
-    DISCARD "discard" Kind::Switch, Serve, "yes",
-        "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    DISCARD "discard" Kind::SwitchOr("lazy"), Serve, "lazy",
+        "Whether freed space becomes holes in the pool's file or is discarded on its device; lazy: later, so that it \
+        is used again before (docs/configuration.md)";
+    DISCARD_ABOVE "discard_above" Kind::Size, Serve, "1G",
+        "With discard = lazy: most freed space that is not discarded yet";
+    DISCARD_AFTER "discard_after" Kind::Time, Serve, "10m",
+        "With discard = lazy: time for which freed space is not discarded, at most twice; 0: no limit";
     MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes",
         "Whether a daemon of root is exempt from the out-of-memory killer and locks its memory, as its devices \
         need it (docs/attach.md)";
@@ -201,7 +208,7 @@ impl Key {
                 arg.num_args(0..=1).default_missing_value(listen_address::USUAL).action(ArgAction::Append)
             }
             Kind::Places | Kind::Sockets => arg.action(ArgAction::Append),
-            Kind::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
+            Kind::Switch | Kind::SwitchOr(_) => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
             _ => arg,
         }
     }
@@ -223,6 +230,8 @@ impl Key {
             Kind::Addresses => listen_address::parse_addresses(text).map(drop),
             Kind::Places => listen_address::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
+            Kind::SwitchOr(word) if text == word => Ok(()),
+            Kind::SwitchOr(word) => switch(text).map(drop).with_context(|| format!("it may also be {word}")),
             Kind::Patterns => Patterns::parse(text).map(drop),
             Kind::Choice(words) if words.contains(&text) => Ok(()),
             Kind::Choice(words) => bail!("'{text}' is none of {}", words.join(", ")),
@@ -245,6 +254,7 @@ impl Kind {
             Kind::Addresses => "ADDR:PORT".to_string(),
             Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
             Kind::Switch => "yes|no".to_string(),
+            Kind::SwitchOr(word) => format!("yes|no|{word}"),
             Kind::Patterns => "PATTERN,…".to_string(),
             Kind::Choice(words) => words.join("|"),
         }

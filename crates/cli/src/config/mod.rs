@@ -186,7 +186,7 @@ mod tests {
             keys::Kind::Share => "7%",
             keys::Kind::Count => "17",
             keys::Kind::Time => "33s",
-            keys::Kind::Switch => "no",
+            keys::Kind::Switch | keys::Kind::SwitchOr(_) => "no",
             keys::Kind::Mode => "0640",
             keys::Kind::Group => "disk",
             keys::Kind::Sockets => "vm1=0660:disk,*=0600",
@@ -200,7 +200,7 @@ mod tests {
     fn in_toml(key: &Key) -> String {
         match key.kind {
             keys::Kind::Count => format!("{} = {}\n", key.name, a_value(key)),
-            keys::Kind::Switch => format!("{} = false\n", key.name),
+            keys::Kind::Switch | keys::Kind::SwitchOr(_) => format!("{} = false\n", key.name),
             _ => format!("{} = {:?}\n", key.name, a_value(key)),
         }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forkdisk::WhenFull;
+use forkdisk::{DiscardPolicy, WhenFull};
 use forkdisk_control::ServerOptions as ControlOptions;
 use forkdisk_nbd::{ServerOptions, nbd_uri};
 use forkdisk_uring::SocketAccess;
@@ -131,7 +131,7 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
         pool: host::open_options()
             .with_cache(config.size(&key::CACHE)?)
             .with_dirty(config.size(&key::DIRTY)?)
-            .with_discard(config.switch(&key::DISCARD)?)
+            .with_discard(discard_policy(config)?)
             .with_commit_interval(config.time(&key::COMMIT_INTERVAL)?)
             .with_low_water(config.share(&key::LOW_WATER)?)
             .with_when_full(when_full),
@@ -151,6 +151,15 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
             .with_max_connections(config.count(&key::CONTROL_CONNECTIONS)?)
             .with_max_message(config.size(&key::CONTROL_MESSAGE)?),
     })
+}
+
+/// Returns when freed space is discarded.
+fn discard_policy(config: &Configuration) -> Result<DiscardPolicy> {
+    if config.word(&key::DISCARD) != Some("lazy") {
+        return Ok(config.switch(&key::DISCARD)?.into());
+    }
+    let bytes = config.size(&key::DISCARD_ABOVE)? as u64;
+    Ok(DiscardPolicy::Later { bytes, time: config.time(&key::DISCARD_AFTER)? })
 }
 
 /// Returns the settings of the vhost-user-blk server.

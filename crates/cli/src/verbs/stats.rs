@@ -101,6 +101,7 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     add("cache_misses", a.cache_misses.to_string());
     add("reaped_volumes", a.reaped.to_string());
     add("dropped_snapshots", a.dropped.to_string());
+    add("retained", table.size(a.retained_bytes));
     add("gathered", table.size(a.gathered_bytes));
     let (c, seconds) = (&s.copier.all, |nanoseconds: u64| format!("{:.3} s", nanoseconds as f64 / 1e9));
     add(

@@ -97,9 +97,15 @@ fn taken(lab: &Lab) -> u64 {
 
 #[test]
 fn what_is_trimmed_becomes_a_hole_in_the_file_while_it_is_served() {
+    for policy in ["--discard=yes", "--discard-after=1s"] {
+        trimmed_while_served(policy);
+    }
+}
+
+fn trimmed_while_served(policy: &str) {
     let lab = Lab::with_pool("256M");
     lab.ok(&["create", "pool.img/a", "--size", "64M"]);
-    let server = Server::start(&lab);
+    let server = Server::start_with(&lab, POOL, &[policy]);
     let before = taken(&lab);
     let mut client = Client::connect(server.socket(), "a").unwrap();
     for piece in 0..32 {
@@ -129,6 +135,23 @@ fn deleting_gives_holes_back_and_keeps_them_over_a_reopening() {
     Server::start(&lab).stop();
     assert!(taken(&lab) < before.0 + (2 << 20));
     assert_eq!(lab.stat("used"), before.1);
+}
+
+#[test]
+fn what_is_freed_while_it_is_served_is_a_hole_when_the_server_has_ended() {
+    let lab = Lab::with_pool("256M");
+    lab.ok(&["create", "pool.img/a", "--size", "64M"]);
+    let before = taken(&lab);
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..32 {
+        client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
+    }
+    client.trim(0, 32 << 20).unwrap();
+    drop(client);
+    server.stop();
+    assert!(taken(&lab) < before + (2 << 20));
+    lab.assert_clean();
 }
 
 #[test]
