@@ -14,6 +14,7 @@ mod freeze;
 mod global;
 mod group;
 mod host;
+mod left_mount;
 mod listen_address;
 mod logging;
 mod mount_helper;

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use forkdisk::GatherPolicy;
 use forkdisk_control::runtime_dir;
-use forkdisk_fuse::{MountOptions, MountPoint, mounted_at, unmount};
+use forkdisk_fuse::{MountOptions, MountPoint, mounted_at};
 use forkdisk_uring::{abandon_loop, attach_loop, detach_loop, resize_loop};
-use rustix::io::Errno;
 
 use super::{Attachment, Means, Owner, Target, in_use};
+use crate::left_mount::{is_dead, remove_dead};
 use crate::served_mount::mount_served;
 
 const SECTOR: u64 = 512;
@@ -53,37 +53,6 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
         tracing::warn!("the last {} bytes are no whole sector and no part of the device", len % SECTOR);
     }
     attach_loop(&file, target.read_only).context("the loop driver")
-}
-
-/// Returns whether the process behind the mount at `dir` is gone. `stat` may be answered from the
-/// kernel's cache for a while; `statfs` never is.
-pub fn is_dead(dir: &Path) -> bool {
-    // The kernel aborts the connection some moments after the process ended: requests under way get ECONNABORTED.
-    rustix::fs::statfs(dir).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
-}
-
-/// Removes the mount of a killed daemon, with the devices on it: below a new mount they could not be found any more.
-fn remove_dead(dir: &Path) -> Result<()> {
-    while mounted_at(dir).is_some_and(|mount| mount.is_pool()) && is_dead(dir) {
-        tracing::warn!(dir = %dir.display(), "the daemon that had mounted it was killed: unmounting");
-        for device in devices_in(dir)? {
-            let gone = abandon_loop(&device).with_context(|| device.display().to_string());
-            gone.context("its daemon was killed: unmount what is on it first")?;
-        }
-        unmount(dir, true)?;
-    }
-    Ok(())
-}
-
-/// Returns the loop devices on files of a mount.
-fn devices_in(dir: &Path) -> Result<Vec<PathBuf>> {
-    let names = fs::read_dir("/sys/block").context("/sys/block")?.map(|entry| Ok(entry?.file_name()));
-    let names: Vec<_> = names.collect::<std::io::Result<_>>().context("/sys/block")?;
-    let backing = |name: &std::ffi::OsString| {
-        fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default()
-    };
-    let inside = names.iter().filter(|name| Path::new(&backing(name)).starts_with(dir));
-    Ok(inside.map(|name| Path::new("/dev").join(name)).collect())
 }
 
 /// Returns the path of a volume's or snapshot's file in a mount.

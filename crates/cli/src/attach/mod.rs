@@ -22,7 +22,7 @@ use forkdisk_control::Client;
 use serde::Serialize;
 
 pub use attach_lock::{alone, alone_at_once};
-pub use by_loop::{is_dead, private_mount};
+pub use by_loop::private_mount;
 pub use by_ublk::{LeftBehind, RECORDS, clean_up, left_behind};
 pub use links::{device_behind, is_inside, links_of, refresh};
 

@@ -19,6 +19,7 @@ use forkdisk_uring::{Rt, UringDevice};
 
 use super::hand_over::PassedMount;
 use super::keeper::{Keeper, Left};
+use crate::left_mount;
 use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
@@ -85,6 +86,7 @@ impl Mounts {
 
     /// Mounts at `dir`, as the user of the daemon.
     pub async fn mount_at(&self, dir: &Path, source: &Path) -> Result<()> {
+        left_mount::make_way(dir, source)?;
         let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
         let options = MountOptions::default().with_source(source.display().to_string());
         let connection = connect(&dir, &options)?;

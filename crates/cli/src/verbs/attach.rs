@@ -10,6 +10,7 @@ use forkdisk_control::params;
 
 use crate::attach::{self, Attachment, Means, Owner, Target};
 use crate::global::Global;
+use crate::left_mount::{State, state_of};
 use crate::output::{Column, TableArgs, print_json, print_line};
 use crate::session::daemon;
 use crate::verbs::examples::examples;
@@ -117,9 +118,9 @@ fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
     if let Some(owner) = daemon_of(global, pool)? {
         return Ok(owner);
     }
-    // A mount whose process was killed cannot serve.
-    let mut mounts = forkdisk_fuse::mounts().into_iter().filter(|(dir, _)| !attach::is_dead(dir));
-    if let Some((dir, _)) = mounts.rfind(|(_, mount)| Path::new(&mount.source) == pool) {
+    // A mount whose process was killed cannot serve. One that a keeper holds is continued by the daemon.
+    let mut mounts = forkdisk_fuse::mounts().into_iter().filter(|(_, mount)| Path::new(&mount.source) == pool);
+    if let Some((dir, _)) = mounts.rfind(|(dir, _)| state_of(dir) == State::Served) {
         return Ok(Owner::Mount(dir));
     }
     let program = std::env::current_exe().context("finding this program")?;

@@ -10,6 +10,7 @@ use forkdisk_fuse::{MountPoint, mounted_at};
 use super::umount;
 use crate::attach::{self, private_mount};
 use crate::global::Global;
+use crate::left_mount::is_dead;
 use crate::session::daemon;
 use crate::verbs::examples::examples;
 
@@ -57,7 +58,7 @@ pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
     }
     let dir = private_mount(pool)?;
     if mounted_at(&dir).is_some_and(|mount: MountPoint| mount.is_pool()) {
-        let ended = match attach::is_dead(&dir) {
+        let ended = match is_dead(&dir) {
             true => forkdisk_fuse::unmount(&dir, true).map_err(anyhow::Error::from),
             false => umount::end(global, &dir),
         };

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::daemon::{descriptors, detach, reserves, space};
 use crate::global::Global;
 use crate::host;
+use crate::left_mount;
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::served_mount::{mount_served, syscall_helper};
@@ -105,6 +106,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     let max_ratio = value_of(MAX_RATIO).map(percentage).transpose()?;
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
+    left_mount::make_way(&dir, &pool)?;
     let has = |name: &str| options.iter().any(|o| o == name);
     let show_snapshots = has(SHOW_SNAPSHOTS);
     let flags = options.iter().filter(|o| !["ro", "rw", "allow_other", SHOW_SNAPSHOTS, ""].contains(&o.as_str()));

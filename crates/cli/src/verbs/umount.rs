@@ -10,9 +10,9 @@ use forkdisk::{ErrorKind, Recorded};
 use forkdisk_control::{params, runtime_dir};
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
-use rustix::io::Errno;
 
 use crate::global::Global;
+use crate::left_mount::{self, State};
 use crate::owner::InUse;
 use crate::progress::Progress;
 use crate::session::daemon;
@@ -38,7 +38,7 @@ pub struct UmountArgs {
 
 /// Unmounts, then waits.
 pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
-    let dir = place(&args.dir).with_context(|| args.dir.display().to_string())?;
+    let dir = left_mount::place(&args.dir).with_context(|| args.dir.display().to_string())?;
     if mounted_at(&dir).filter(MountPoint::is_pool).is_none() {
         bail!("{}: no pool is mounted there", dir.display())
     }
@@ -48,30 +48,20 @@ pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
     end(global, &dir)
 }
 
-/// Returns the folder without links. A mount whose process was killed cannot be resolved: its parent is.
-fn place(dir: &Path) -> std::io::Result<PathBuf> {
-    // Uses cached attributes only, so that a paused server does not block this.
-    if !std::fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error())) {
-        return dir.canonicalize();
-    }
-    let dir = std::path::absolute(dir)?;
-    match (dir.parent(), dir.file_name()) {
-        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
-        _ => Ok(dir),
-    }
-}
-
 /// Unmounts the pool mounted at `dir`, an absolute path without links, and waits until it is written.
 pub fn end(global: &Global, dir: &Path) -> Result<()> {
     let Some(mount) = mounted_at(dir) else { bail!("{}: nothing is mounted there", dir.display()) };
     let pool = PathBuf::from(mount.source);
     let keeper = keeper(global, &pool);
+    if matches!(keeper, Ok(Keeper::Nobody(_))) && left_mount::state_of(dir) == State::Silent {
+        bail!(left_mount::silent(dir, &pool));
+    }
     // After the unmount there is no way to learn whether everything was written.
     let written_back = match keeper {
         Ok(Keeper::Silent(_) | Keeper::Process(_)) => write_back(dir),
         _ => Ok(()),
     };
-    let was_killed = written_back.is_err() && answers_nobody(dir);
+    let was_killed = written_back.is_err() && left_mount::is_dead(dir);
     if let (Ok(Keeper::Silent(_)), Err(error)) = (&keeper, written_back) {
         tracing::warn!(%error, "what was written there may not be durable yet");
     }
@@ -171,11 +161,6 @@ fn write_back(dir: &Path) -> std::io::Result<()> {
     let root = File::open(dir)?;
     rustix::fs::syncfs(&root)?;
     root.sync_all()
-}
-
-/// Returns whether the process behind a mount is gone. Its attributes may still be cached by the kernel.
-fn answers_nobody(dir: &Path) -> bool {
-    rustix::fs::statfs(dir).is_err_and(|e| e == Errno::NOTCONN)
 }
 
 /// Returns whether a pool was closed between the superblocks of two generations, the newer of which is `clean`: a

@@ -192,7 +192,6 @@ fn mounts_that_no_daemon_continues_end_after_the_limit() {
     let error = file.write_at(&noise(1, 4096), 0).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(107 | 103)), "{error}");
     drop(file);
-    succeed(Command::new("umount").arg(lab.path("m")));
     let server = Server::start_with(&lab, POOL, &options);
     assert!(fs::read(lab.path("m/a")).unwrap() == noise(1, MIB), "nothing acknowledged is lost");
     server.stop();
@@ -216,4 +215,27 @@ fn what_is_unmounted_while_no_daemon_runs_is_not_continued() {
     let server = Server::start_with(&lab, POOL, &["--mount", "m", "--keeper", "--keeper-limit", "30"]);
     assert!(fs::read(lab.path("m/a")).unwrap() == noise(1, MIB));
     server.stop();
+}
+
+#[test]
+fn verbs_on_a_mount_that_waits_for_its_daemon_tell_what_to_do() {
+    if !is_possible() {
+        return;
+    }
+    let lab = Lab::with_pool("64M");
+    fs::create_dir(lab.path("m")).unwrap();
+    let options = ["--mount", "m", "--keeper", "--keeper-limit", "60"];
+    let server = Server::start_with(&lab, POOL, &options);
+    fs::write(lab.path("m/a"), noise(1, MIB)).unwrap();
+    server.kill();
+    for verb in [vec!["mount", POOL, "m"], vec!["umount", "m"]] {
+        let why = lab.run(&verb).refused();
+        assert!(why.contains("does not answer") && why.contains("forkdisk serve"), "{verb:?}: {why}");
+    }
+    let server = Server::start_with(&lab, POOL, &options);
+    assert!(fs::read(lab.path("m/a")).unwrap() == noise(1, MIB), "the mount is as it was");
+    server.kill();
+    lab.ok(&["umount", "--lazy", "m"]);
+    wait_until("the keeper has ended", || keepers(&lab) == 0);
+    assert!(lab.contents("a") == noise(1, MIB));
 }

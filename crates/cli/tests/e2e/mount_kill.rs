@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::fs::getxattr;
 
-use crate::harness::{LIMIT, Lab, LimitedWait, Run, client, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Run, Server, client, missing, noise, succeed, wait_until};
 use crate::kill_loop::number_from_env;
 use crate::mount::Mounted;
 
@@ -329,4 +329,34 @@ fn umount_does_not_claim_what_a_server_that_was_killed_has_not_written() {
         }
         assert!(attempt < 5, "it claims that everything is written");
     }
+}
+
+#[test]
+fn the_dead_mount_of_a_killed_daemon_makes_way_for_the_next_one_of_its_pool() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["init", "other.img", "--size", "64M"]);
+    let dir = lab.path("mnt");
+    if !Path::new("/dev/fuse").exists() {
+        return missing("/dev/fuse does not exist: load the kernel module fuse");
+    }
+    fs::create_dir(&dir).unwrap();
+    for round in 0..3 {
+        let server = Server::start_with(&lab, POOL, &["--mount", "mnt"]);
+        fs::write(dir.join("a"), noise(round, 10_000)).unwrap();
+        File::open(dir.join("a")).unwrap().sync_all().unwrap();
+        server.kill();
+        let why = lab.run(&["mount", "other.img", "mnt"]).refused();
+        assert!(why.contains("umount") && why.contains(POOL), "{why}");
+    }
+    lab.ok(&["mount", POOL, "mnt", "--daemon"]);
+    assert!(fs::read(dir.join("a")).unwrap() == noise(2, 10_000));
+    assert_eq!(mounts_at(&dir), 1, "none below");
+    lab.ok(&["umount", "mnt"]);
+    lab.assert_clean();
+}
+
+/// Returns the number of pools mounted on a folder.
+fn mounts_at(dir: &Path) -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().filter(|line| line.split(' ').nth(4) == dir.to_str() && line.contains(" fuse.forkdisk ")).count()
 }
