@@ -32,6 +32,7 @@ macro_rules! setters {
 setters! {
     FormatOptions {
         with_journal journal: impl Into<Option<u64>>,
+        with_preallocated preallocated: bool,
     }
     OpenOptions {
         with_read_only read_only: bool,
@@ -84,7 +85,7 @@ setters! {
 impl FormatOptions {
     /// A pool of `size` bytes with this UUID, formatted at `now` (seconds since 1970), with the default journal.
     pub fn new(size: u64, uuid: [u8; 16], now: u64) -> FormatOptions {
-        FormatOptions { size, uuid, now, journal: None }
+        FormatOptions { size, uuid, now, journal: None, preallocated: false }
     }
 }
 

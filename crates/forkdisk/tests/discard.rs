@@ -76,8 +76,13 @@ struct Lab {
 
 impl Lab {
     fn new(discard: DiscardPolicy) -> Lab {
+        Lab::made(discard, false)
+    }
+
+    fn made(discard: DiscardPolicy, preallocated: bool) -> Lab {
         let (tasks, device) = (Inline::default(), RecordingDevice::new(Sparse::new(64 * MIB), zeroes_are_data));
-        tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [5; 16], 1).with_journal(MIB))).unwrap();
+        let format = FormatOptions::new(64 * MIB, [5; 16], 1).with_journal(MIB).with_preallocated(preallocated);
+        tasks.run(Pool::format(&device, &format)).unwrap();
         let options = OpenOptions::default().with_discard(discard);
         let pool = tasks.run(Pool::open(device.clone(), Rc::new(tasks.clone()), options)).unwrap();
         Lab { tasks, device, pool }
@@ -201,4 +206,23 @@ fn a_full_host_is_not_reported_while_freed_space_is_retained() {
     }
     assert_eq!(lab.retained(), 0);
     assert!(host.freed.get());
+}
+
+#[test]
+fn a_preallocated_pool_discards_only_what_is_to_be_discarded_at_once() {
+    for (policy, discards) in [(DiscardPolicy::LATER, false), (DiscardPolicy::AtOnce, true)] {
+        let lab = Lab::made(policy, true);
+        lab.write("a", 16);
+        lab.delete("a");
+        assert_eq!(lab.retained(), 0);
+        lab.write("b", 16);
+        lab.tasks.run(lab.pool.close()).unwrap();
+        // A checkpoint keeps what the pool was made for.
+        let options = OpenOptions::default().with_discard(policy);
+        let pool = lab.tasks.run(Pool::open(lab.device.clone(), Rc::new(lab.tasks.clone()), options)).unwrap();
+        lab.tasks.run(pool.delete(&["b"])).unwrap();
+        lab.tasks.run(pool.wait_freed()).unwrap();
+        lab.tasks.run(pool.close()).unwrap();
+        assert_eq!(lab.discards().0 > 0, discards, "{policy:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! `init`: creates a pool.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -8,17 +9,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{Device, FormatOptions, Pool, PoolInfo};
-use forkdisk_control::runtime_dir;
+use forkdisk::device::Segment;
+use forkdisk::{Buf, Device, FormatOptions, Pool, PoolInfo};
+use forkdisk_control::{Observer, Step, runtime_dir};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::global::Global;
 use crate::host;
 use crate::output::print_json;
 use crate::pool_lock::PoolLock;
+use crate::progress::Progress;
 use crate::session::{Access, open_device};
 use crate::verbs::examples::examples;
 use crate::{owner, size};
+
+/// Length of the writes of zeroes.
+const PREALLOCATED_AT_ONCE_BYTES: usize = 4 << 20;
 
 /// Create a pool in a sparse file or on a block device
 #[derive(Args)]
@@ -34,6 +40,13 @@ pub struct InitArgs {
     /// Length of the journal [default: depends on the pool's size]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     journal: Option<u64>,
+
+    /// Write zeroes over the whole file, so that no later write has to wait for the file system to allocate space
+    ///
+    /// Takes the time to write SIZE. The pool keeps its space then: what is freed becomes a hole only with
+    /// `discard = yes`. For files; of no use on a file system that never overwrites in place (btrfs, ZFS).
+    #[arg(long)]
+    preallocate: bool,
 
     /// Overwrite a target that is not empty: everything in it is lost
     ///
@@ -57,7 +70,11 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     if size == 0 && !is_block_device(&path) {
         bail!("{}: a pool in a file needs a size above 0, as in --size 20G", path.display());
     }
-    let options = FormatOptions::new(size, random_uuid()?, now()).with_journal(args.journal);
+    if args.preallocate && is_block_device(&path) {
+        bail!("{}: a block device has all of its space: --preallocate is for files", path.display());
+    }
+    let options =
+        FormatOptions::new(size, random_uuid()?, now()).with_journal(args.journal).with_preallocated(args.preallocate);
     if size > 0 {
         // Checked before any contents of the target are lost.
         options.check().with_context(|| path.display().to_string())?;
@@ -132,12 +149,34 @@ fn make(
         if options.size == 0 {
             options.size = device.len();
         }
+        if options.preallocated {
+            preallocate(&device, options.size).await.with_context(|| format!("{}: preallocating", path.display()))?;
+        }
         Pool::format(&device, &options).await.with_context(|| format!("{}: making the pool", path.display()))?;
         let pool = Pool::open(device, Rc::new(runtime), host::open_options()).await?;
         let info = pool.info();
         pool.close().await?;
         Ok(info)
     }
+}
+
+/// Writes zeroes over a new file of `len` bytes. Space that was only reserved for it would cost its first write as much
+/// as a hole: the file system has to note that it is written.
+async fn preallocate(device: &UringDevice, len: u64) -> io::Result<()> {
+    let progress = Progress::new();
+    // Fails at once if the file system does not have the space.
+    device.allocate(0, len).await?;
+    let mut zeroes = Buf::zeroed(PREALLOCATED_AT_ONCE_BYTES);
+    let mut done = 0;
+    while done < len {
+        progress.reached(Step::bytes("writing zeroes", done, Some(len)));
+        let part = (len - done).min(PREALLOCATED_AT_ONCE_BYTES as u64) as usize;
+        let segment = Segment { offset: done, at: 0, len: part };
+        let (written, buf) = device.write(zeroes, [segment].into_iter().collect(), false).await;
+        written?;
+        (zeroes, done) = (buf, done + part as u64);
+    }
+    device.flush().await
 }
 
 /// Returns the seconds since 1970.

@@ -122,6 +122,31 @@ fn trimmed_while_served(policy: &str) {
 }
 
 #[test]
+fn a_preallocated_pool_keeps_its_space_unless_it_is_told_to_discard() {
+    const SIZE_BYTES: u64 = 64 << 20;
+    let lab = Lab::empty();
+    lab.ok(&["init", POOL, "--size", "64M", "--preallocate"]);
+    assert!(taken(&lab) >= SIZE_BYTES, "{}", taken(&lab));
+    lab.import("a", &noise(1, 16 << 20));
+    lab.ok(&["delete", "pool.img/a"]);
+    lab.ok(&["create", "pool.img/a", "--size", "64M"]);
+    let write_and_trim = |policy: &[&str]| {
+        let server = Server::start_with(&lab, POOL, policy);
+        let mut client = Client::connect(server.socket(), "a").unwrap();
+        for piece in 0..16 {
+            client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
+        }
+        client.trim(0, 16 << 20).unwrap();
+        drop(client);
+        server.stop();
+        taken(&lab)
+    };
+    assert!(write_and_trim(&[]) >= SIZE_BYTES);
+    assert!(write_and_trim(&["--discard=yes"]) < SIZE_BYTES - (8 << 20));
+    lab.assert_clean();
+}
+
+#[test]
 fn deleting_gives_holes_back_and_keeps_them_over_a_reopening() {
     let lab = Lab::with_pool("256M");
     let before = (taken(&lab), lab.stat("used"));

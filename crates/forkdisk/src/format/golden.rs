@@ -256,6 +256,7 @@ fn superblock() {
         count_log: CountLog { pages: 4, checksum: 0x0403_0201 },
         large_counts: false,
         transactions: false,
+        preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             buffers: 8 << 20,

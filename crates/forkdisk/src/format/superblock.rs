@@ -18,6 +18,8 @@ const SEED_LEVEL: u8 = 0xf0;
 const CHECKED_BYTES: usize = PAGE_SIZE - 4;
 /// Offset of the copier's settings, behind the counts of the largest pool.
 const COPIER_AT: usize = 3840;
+/// Compatible feature: every page of the device is allocated in its host, and is to stay so.
+const IS_PREALLOCATED: u64 = 1;
 /// Incompatible feature: there is a log of counts.
 const HAS_COUNT_LOG: u64 = 1;
 /// Incompatible feature: the checksums of pages contain another UUID than the pool's.
@@ -86,6 +88,8 @@ pub struct Superblock {
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
     pub heartbeat: u32,
+    /// Every page was written when the pool was made, so that no write has to allocate space in the host. A hint.
+    pub preallocated: bool,
 }
 
 /// Why a page is not a valid superblock.
@@ -117,7 +121,7 @@ impl Superblock {
             bit(self.large_counts, HAS_LARGE_COUNTS),
             bit(self.transactions, HAS_TRANSACTIONS),
         ];
-        out.u64s(&[0, features.iter().sum()]);
+        out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
             self.generation,
             self.incarnation,
@@ -173,7 +177,7 @@ impl Superblock {
         if version != FORMAT_VERSION || page_size != PAGE_SIZE as u32 {
             return Err(NotSuper::Newer(format!("format version {version}, page size {page_size}")));
         }
-        let _compatible = r.u64();
+        let compatible = r.u64().ok_or_else(short)?;
         let incompatible = r.u64().ok_or_else(short)?;
         if incompatible & !KNOWN_FEATURES != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
@@ -195,6 +199,7 @@ impl Superblock {
                 heartbeat,
                 large_counts,
                 transactions: incompatible & HAS_TRANSACTIONS != 0,
+                preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
         });
@@ -250,6 +255,7 @@ impl Superblock {
             count_log,
             large_counts: false,
             transactions: false,
+            preallocated: false,
             copier,
             heartbeat: 0,
         })
@@ -288,6 +294,7 @@ mod tests {
             count_log: CountLog { pages: 252, checksum: 9 },
             large_counts: true,
             transactions: true,
+            preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,
         }

@@ -44,6 +44,9 @@ pub struct FormatOptions {
     pub now: u64,
     /// Journal length in bytes, rounded up to whole MiB; `None`: 1/128 of the pool, 1 to 64 MiB.
     pub journal: Option<u64>,
+    /// Every byte of the device was written before, so that no write to it has to allocate space in its host. The
+    /// pool keeps it so: [`DiscardPolicy::Later`](super::DiscardPolicy) discards nothing.
+    pub preallocated: bool,
 }
 
 impl FormatOptions {
@@ -121,6 +124,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         count_log: counted.log,
         large_counts: counted.large,
         transactions: false,
+        preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
     device.flush().await.map_err(io)?;
@@ -177,6 +181,8 @@ impl<D: Device> Store<D> {
             );
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
+        let discard = options.discard.in_pool(superblock.preallocated);
+        let options = OpenOptions { discard, ..options };
         let mut meta = Catalog {
             tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(MIN_CACHED_TABLES * PAGE_SIZE))),
             space,

@@ -45,7 +45,7 @@ pub enum DiscardPolicy {
     /// It is retained, and used again before other space. It is discarded when there are more than `bytes` of it; when
     /// it has been free for `time`, at the latest after twice that (zero: no limit); when the host file system has no
     /// space for a write; and when the pool is closed. What a process retained that was killed stays allocated in the
-    /// host until it is used and freed again.
+    /// host until it is used and freed again. In a preallocated pool the same as `Never`.
     Later {
         /// Most bytes retained; zero: as `AtOnce`.
         bytes: u64,
@@ -59,6 +59,11 @@ pub enum DiscardPolicy {
 impl DiscardPolicy {
     /// Discards late, with the usual limits: 1 GiB, 10 minutes.
     pub const LATER: DiscardPolicy = DiscardPolicy::Later { bytes: 1 << 30, time: Duration::from_secs(600) };
+
+    /// What holds in a pool, if it is `preallocated` or not: there, what is not to be discarded at once never is.
+    pub(crate) fn in_pool(self, preallocated: bool) -> DiscardPolicy {
+        if preallocated && self != DiscardPolicy::AtOnce { DiscardPolicy::Never } else { self }
+    }
 
     /// Most bytes that are retained.
     pub(crate) fn retained_bytes(self) -> u64 {

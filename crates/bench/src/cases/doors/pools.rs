@@ -6,10 +6,9 @@ use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice, block_on};
-use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::cases::file;
 use crate::ending::{Thing, Undoable};
@@ -25,7 +24,7 @@ const PIECE: usize = 1 << 20;
 pub enum Place {
     /// A file without allocated space.
     Sparse,
-    /// A file with all of its space allocated.
+    /// A file that was completely written.
     Preallocated,
     /// A loop device over a file that was completely written, as the file systems beside it have.
     Loop,
@@ -58,7 +57,7 @@ impl PoolAt {
                 None
             }
             Place::Preallocated => {
-                fallocate(File::create_new(path)?, FallocateFlags::empty(), 0, size).context("allocating a file")?;
+                file::plain(path, size)?;
                 None
             }
             Place::Loop => {
@@ -69,9 +68,11 @@ impl PoolAt {
         let path = device.as_ref().map_or(path, LoopDevice::path).to_path_buf();
         let names: Vec<String> = volumes.iter().map(|&name| name.to_string()).collect();
         let at = path.clone();
+        let preallocated = place == Place::Preallocated;
+        let format = FormatOptions::new(size, identity(), 0).with_preallocated(preallocated);
         block_on(Config::default(), |rt| async move {
             let device = UringDevice::open(&rt, &at, &DeviceOptions::default())?;
-            Pool::format(&device, &FormatOptions::new(size, identity(), 0)).await?;
+            Pool::format(&device, &format).await?;
             let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?;
             for name in &names {
                 pool.create(name, &CreateOptions::new(span, 0)).await?;
