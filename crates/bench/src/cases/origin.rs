@@ -8,9 +8,12 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::Result;
-use forkdisk::testing::{DeviceModel, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
+use forkdisk::testing::{
+    DelayingDevice, DeviceModel, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data,
+};
 use forkdisk::{FormatOptions, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags, Volume};
 use forkdisk_uring::Rt;
 
@@ -29,7 +32,7 @@ const COPYING: usize = 8;
 const PIECE: u64 = 1 << 20;
 const NAME: &str = "o";
 
-type Disk = RecordingDevice<Sparse>;
+type Disk = RecordingDevice<DelayingDevice<Sparse>>;
 
 /// An origin and its pool.
 #[derive(Clone, Copy)]
@@ -74,9 +77,15 @@ pub struct Seen {
 impl Bed {
     /// Creates a new pool that protects an origin of zeroes.
     pub async fn new(rt: &Rt, setup: Setup) -> Result<Bed> {
+        Bed::with_latency(rt, setup, Duration::ZERO).await
+    }
+
+    /// As [`new`](Self::new), on disks that complete each request after `latency`, any number side by side.
+    pub async fn with_latency(rt: &Rt, setup: Setup, latency: Duration) -> Result<Bed> {
         let Setup { span, chunk, copies, second } = setup;
         let size = (span * copies * 5 / 4 + (1 << 30)).next_multiple_of(1 << 20);
-        let disk = |bytes| RecordingDevice::new(Sparse::new(bytes), zeroes_are_data);
+        let slow = |bytes| DelayingDevice::new(Sparse::new(bytes), Rc::new(rt.clone()), latency);
+        let disk = |bytes| RecordingDevice::new(slow(bytes), zeroes_are_data);
         let (disks, of_pool) = if second {
             let disks = vec![disk(span), disk(size)];
             let of_pool = Part::all(disks[1].clone());

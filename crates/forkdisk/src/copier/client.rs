@@ -24,6 +24,11 @@ impl Client {
         Client { user, meter, stats, held: Cell::new(false) }
     }
 
+    /// Whether its copies are limited.
+    pub fn is_throttled(&self) -> bool {
+        !self.meter.borrow().limit().is_none()
+    }
+
     /// Returns its class.
     pub fn user(&self) -> CopyClass {
         self.user

@@ -24,8 +24,8 @@ use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
-use super::plan::SpaceWait;
-use super::plan::{CopyPlan, PageCopy};
+use super::plan::{CopyPlan, PageCopy, SpaceWait};
+use super::under_way::SmallCopy;
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
 const FOLLOWERS_PART: u64 = 2;
@@ -99,8 +99,12 @@ impl<D: Device> Origin<D> {
                 patience.note_attempt(store.meta.borrow().space.available());
             }
             let mut along = Vec::new();
+            let under_way = self.small_copy(store, lookahead.saturating_sub(from));
             let copied =
                 copy_with_followers(self, store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
+            if let Some(copy) = under_way {
+                copy.end_with_others(&*store.runtime, store.commit_duration()).await;
+            }
             // Also after a failure: exceptions found by others are durable, or nothing is written on them.
             let committed = correct!(
                 store.clone().commit().await,
@@ -129,6 +133,13 @@ impl<D: Device> Origin<D> {
                 }
             }
         }
+    }
+
+    /// Begins a copy that shares its commit with others. Under a throttle there is none: they would wait for theirs.
+    pub(super) fn small_copy(&self, store: &Store<D>, len: u64) -> Option<SmallCopy> {
+        let is_throttled = copy_client(store, self.id).is_none_or(|client| client.is_throttled())
+            || !store.meta.borrow().copier.throttle.is_none();
+        if is_throttled { None } else { self.small_copies.begin(len) }
     }
 }
 

@@ -27,8 +27,10 @@ const UNANNOUNCED_PART: u64 = 2;
 #[derive(Clone, Copy)]
 struct Stream {
     end: u64,
-    /// Bytes written contiguously.
+    /// Bytes written in order.
     written: u64,
+    /// Bytes that were left out on the way, and not written since.
+    skipped: u64,
     /// Writes of the stream have queued behind one that was copying.
     queued: bool,
 }
@@ -45,9 +47,21 @@ pub struct Lookahead {
 }
 
 impl Stream {
+    fn begin(end: u64) -> Stream {
+        Stream { end, written: 0, skipped: 0, queued: false }
+    }
+
+    /// Notes a write near its end. If more was left out than was written, these are writes at random places, and the
+    /// stream begins anew.
     fn note(&mut self, offset: u64, end: u64) {
-        if end > self.end {
-            *self = Stream { end, written: self.written + (end - offset), ..*self };
+        if end <= self.end {
+            self.skipped = self.skipped.saturating_sub(end - offset);
+            return;
+        }
+        let skipped = self.skipped + offset.saturating_sub(self.end);
+        *self = Stream { end, written: self.written + (end - offset), skipped, ..*self };
+        if self.skipped > self.written {
+            *self = Stream::begin(end);
         }
     }
 }
@@ -93,7 +107,7 @@ impl Streams {
         let near = |s: &Stream| offset.abs_diff(s.end) <= STREAM_GAP_BYTES;
         let mut stream = match self.all.iter().position(near) {
             Some(at) => self.all.remove(at),
-            None => Stream { end, written: 0, queued: false },
+            None => Stream::begin(end),
         };
         stream.note(offset, end);
         self.all.insert(0, stream);
@@ -279,6 +293,34 @@ mod tests {
             256 + 128,
             "what is written again counts once"
         );
+    }
+
+    #[test]
+    fn random_writes_in_a_small_space_are_no_stream() {
+        let mut streams = Streams::default();
+        for i in 0..500u64 {
+            let at = i * 7919 % 2048 * 4096;
+            streams.note(at, at + 4096);
+            let end = at + 4096;
+            let alone = Lookahead { end, group_end: end, alone: false };
+            assert_eq!(streams.lookahead(at, end, 8 << 20), alone, "{i}");
+        }
+        // One that begins among them is found as if they were not there.
+        let ahead = (0..4).map(|i| {
+            let (at, end) = (i << 16, (i + 1) << 16);
+            streams.note(at, end);
+            (streams.lookahead(at, end, 1 << 20).end - end) / K
+        });
+        assert_eq!(ahead.collect::<Vec<_>>(), [0, 0, 32, 64]);
+    }
+
+    #[test]
+    fn a_stream_that_arrives_out_of_order_is_one() {
+        let mut streams = Streams::default();
+        for i in [0, 1, 3, 2, 5, 4, 7, 6] {
+            streams.note(i << 16, (i + 1) << 16);
+        }
+        assert!(streams.lookahead(7 << 16, 8 << 16, 1 << 20).end > 8 << 16);
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod read;
 mod rollback;
 mod sample;
 mod statistics;
+mod under_way;
 mod verbs;
 mod write;
 
@@ -58,6 +59,7 @@ pub struct Origin<D> {
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<lookahead::Streams>>,
     hot_ranges: RefCell<lookahead::HotRanges>,
+    small_copies: Rc<under_way::SmallCopies>,
     flushes: Flushes,
     counters: statistics::Counters,
     rollback_task: rollback::RollbackTask,
@@ -94,6 +96,7 @@ impl<D: Device> Origin<D> {
             edges: Rc::default(),
             streams: Rc::default(),
             hot_ranges: RefCell::default(),
+            small_copies: Rc::default(),
             flushes: Flushes::default(),
             counters: statistics::Counters::default(),
             rollback_task: rollback::RollbackTask::default(),

@@ -116,6 +116,9 @@ impl<D: Device> Origin<D> {
                     return Ok((held, plan));
                 }
                 drop((plan, held));
+                if let Some(nothing) = self.small_copy(store, 0) {
+                    nothing.end_with_others(&*store.runtime, store.commit_duration()).await;
+                }
                 store.clone().commit().await?;
                 continue;
             }

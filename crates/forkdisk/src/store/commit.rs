@@ -50,6 +50,8 @@ pub struct Commits {
     /// The next commit ends with a seal.
     sealing: Cell<bool>,
     ended: Cell<u64>,
+    /// How long the last one took.
+    duration: Cell<Duration>,
     /// Value of `journal.recorded()` at the last flush, advanced by multiples of the interval at each
     /// background commit.
     background_mark: Cell<u64>,
@@ -61,6 +63,11 @@ impl<D: Device> Store<D> {
     pub async fn commit(self: Rc<Self>) -> Result<()> {
         reset_background_mark(&self);
         next_commit(self).await
+    }
+
+    /// Returns how long the last commit took.
+    pub fn commit_duration(&self) -> Duration {
+        self.commits.duration.get()
     }
 
     /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
@@ -161,9 +168,11 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
             store.interval.begin_commit();
             let covered = commits.begun.get();
             store.counters.commit_group.observe(covered - commits.ended.get());
+            let begun_at = store.runtime.now();
             if let Err(error) = commit_once(&store).await {
                 correct!(store.fail(&error), Bug::FailedFlushForgotten => error);
             }
+            commits.duration.set(store.runtime.now().saturating_sub(begun_at));
             commits.ended.set(covered);
             commits.changed.notify();
         }

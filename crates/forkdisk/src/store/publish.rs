@@ -81,7 +81,11 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
     match meta.apply(record, &mut done) {
         Ok(()) => {
             update_live(store, meta, record);
-            meta.journal.append(record);
+            match record {
+                // It says nothing of data in the pool.
+                Record::ZonesWritten { .. } => meta.journal.append_unordered(record),
+                _ => meta.journal.append(record),
+            }
             Ok(())
         }
         // Memory has a part of a transaction: nothing of that may become durable.

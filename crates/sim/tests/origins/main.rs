@@ -79,6 +79,36 @@ fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
 }
 
 #[test]
+fn writers_at_random_places_share_commits() {
+    const WRITERS: usize = 16;
+    const ROUNDS: u64 = 8;
+    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        w.write("org", 0, 32 * MIB, 1).await;
+        w.snapshot("s", CHAINED).await;
+        w.write("org", 31 * MIB, 4096, 1).await;
+        let (pool, origin) = w
+            .counts(async {
+                // Each chunk once, never two that are neighbours in a row.
+                let writers: [_; WRITERS] = std::array::from_fn(|i| {
+                    let w = &w;
+                    async move {
+                        for round in 0..ROUNDS {
+                            let chunk = (round * WRITERS as u64 + i as u64) * 77 % 256;
+                            w.write("org", chunk * 2 * CHUNK % (30 * MIB), 4096, 2).await;
+                        }
+                    }
+                });
+                in_order(writers).await;
+            })
+            .await;
+        let copies = origin.bytes_read / CHUNK;
+        assert!(copies >= 100, "{copies}");
+        assert!(pool.flushes * 8 <= copies, "{copies} copies, {pool:?}");
+        assert_eq!(w.byte("org@s", 0, 8 * MIB).await, 1);
+    });
+}
+
+#[test]
 fn the_first_write_behind_a_snapshot_reads_nothing_of_the_pool() {
     run(256 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
         // Beside the first: all space that is known to be free is allocated.

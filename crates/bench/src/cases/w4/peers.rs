@@ -11,18 +11,22 @@ use crate::peers::Measured;
 use crate::rows::Row;
 use crate::runner::Context;
 
+use super::label;
+use super::random::{self, DEPTHS};
+
 /// Requests that its copier has in flight.
 const COPYING: usize = 8;
 const COUNTS: [&str; 5] = ["1", "2", "4", "8", "16"];
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
-    let (mib, ops) = (context.scale.pick(16, 32, 32), context.scale.pick(256, 1024, 4096));
+    let (mib, ops) = random::compared(context.scale);
     // Copies go to separate exception stores after the origin, which also need room for their metadata.
     let store = mib * 9 / 8 + 2;
     let variables = vec![
         ("MIB", mib.to_string()),
         ("OPS", ops.to_string()),
+        ("LATENCY", random::LATENCY.as_millis().to_string()),
         ("STORE", store.to_string()),
         ("COUNTS", COUNTS.join(",")),
         ("D1MB", (16 * store).to_string()),
@@ -41,7 +45,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         let label = Label { workload: "w4", case: &case, target: "dm-snapshot" };
         rows.extend(compare(&label, raw, find(&[("what", "dd"), ("n", count)])?, 1));
     }
-    for depth in [1, 32] {
+    for depth in DEPTHS {
         let text = depth.to_string();
         let (raw, one) = (
             find(&[("what", "raw-random"), ("depth", &text)])?,
@@ -49,13 +53,23 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         );
         let case = format!("random/chunk-64k-qd{depth}");
         rows.extend(compare(&Label { workload: "w4", case: &case, target: "dm-snapshot" }, raw, one, depth));
+        let (base, theirs) = traces(raw, one, depth);
+        for (model, speed) in random::speeds(context, depth)? {
+            let ahead = speed - base.time(model).as_secs_f64() / theirs.time(model).as_secs_f64();
+            rows.push(label(&case).row(&format!("{}_ahead_of_dm_snapshot", model.name), "ratio", ahead));
+        }
     }
     Ok(rows)
 }
 
-fn compare(label: &Label<'_>, raw: &Measured, seen: &Measured, clients: usize) -> Vec<Row> {
+/// Returns what the disk got without and with a snapshot.
+fn traces(raw: &Measured, seen: &Measured, clients: usize) -> (Trace, Trace) {
     let base = Trace { recording: raw.disk(), depth: clients };
-    let theirs = Trace { recording: seen.disk(), depth: clients.max(COPYING) };
+    (base, Trace { recording: seen.disk(), depth: clients.max(COPYING) })
+}
+
+fn compare(label: &Label<'_>, raw: &Measured, seen: &Measured, clients: usize) -> Vec<Row> {
+    let (base, theirs) = traces(raw, seen, clients);
     let mut rows = label.ratios(&base, &theirs);
     rows.push(label.flush_free(&base, &theirs));
     let per_byte = |bytes: u64| bytes as f64 / seen.bytes as f64;
