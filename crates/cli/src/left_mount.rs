@@ -78,8 +78,8 @@ pub fn make_way(dir: &Path, pool: &Path) -> Result<()> {
 /// Describes a mount that does not answer.
 pub fn silent(dir: &Path, pool: &Path) -> String {
     format!(
-        "{dir}: {pool} is mounted there and does not answer: if its daemon was killed, `forkdisk serve {pool}` continues \
-         the mount; `forkdisk umount --lazy {dir}` gives it up",
+        "{dir}: {pool} is mounted there and does not answer: if its daemon was killed, `forkdisk serve {pool}` \
+         continues the mount; `forkdisk umount --lazy {dir}` gives it up",
         dir = dir.display(),
         pool = pool.display()
     )

@@ -19,13 +19,13 @@ use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record};
 use crate::planted::correct;
 use crate::space::{Need, alloc};
-use crate::store::{EditError, Retry, Store, copy_client, deleted_error, retained};
+use crate::store::{EditError, Retry, Store, commit, copy_client, deleted_error, retained};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
 use super::plan::{CopyPlan, PageCopy, SpaceWait};
-use super::under_way::SmallCopy;
+use super::running_copies::RunningCopy;
 
 /// Copies for queued writes reach at most this multiple of copy-ahead.
 const FOLLOWERS_PART: u64 = 2;
@@ -99,11 +99,11 @@ impl<D: Device> Origin<D> {
                 patience.note_attempt(store.meta.borrow().space.available());
             }
             let mut along = Vec::new();
-            let under_way = self.small_copy(store, lookahead.saturating_sub(from));
+            let under_way = self.run_small_copy(store, lookahead.saturating_sub(from));
             let copied =
                 copy_with_followers(self, store, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
             if let Some(copy) = under_way {
-                copy.end_with_others(&*store.runtime, store.commit_duration()).await;
+                copy.end_with_others(&*store.runtime, commit::last_duration(store)).await;
             }
             // Also after a failure: exceptions found by others are durable, or nothing is written on them.
             let committed = correct!(
@@ -136,10 +136,10 @@ impl<D: Device> Origin<D> {
     }
 
     /// Begins a copy that shares its commit with others. Under a throttle there is none: they would wait for theirs.
-    pub(super) fn small_copy(&self, store: &Store<D>, len: u64) -> Option<SmallCopy> {
+    pub(super) fn run_small_copy(&self, store: &Store<D>, len: u64) -> Option<RunningCopy> {
         let is_throttled = copy_client(store, self.id).is_none_or(|client| client.is_throttled())
             || !store.meta.borrow().copier.throttle.is_none();
-        if is_throttled { None } else { self.small_copies.begin(len) }
+        if is_throttled { None } else { self.running_copies.begin(len) }
     }
 }
 

@@ -22,9 +22,9 @@ mod lookahead;
 mod plan;
 mod read;
 mod rollback;
+mod running_copies;
 mod sample;
 mod statistics;
-mod under_way;
 mod verbs;
 mod write;
 
@@ -59,7 +59,7 @@ pub struct Origin<D> {
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<lookahead::Streams>>,
     hot_ranges: RefCell<lookahead::HotRanges>,
-    small_copies: Rc<under_way::SmallCopies>,
+    running_copies: Rc<running_copies::RunningCopies>,
     flushes: Flushes,
     counters: statistics::Counters,
     rollback_task: rollback::RollbackTask,
@@ -96,7 +96,7 @@ impl<D: Device> Origin<D> {
             edges: Rc::default(),
             streams: Rc::default(),
             hot_ranges: RefCell::default(),
-            small_copies: Rc::default(),
+            running_copies: Rc::default(),
             flushes: Flushes::default(),
             counters: statistics::Counters::default(),
             rollback_task: rollback::RollbackTask::default(),

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::Record;
 use crate::planted::correct;
 use crate::store::publish::publish_admitted;
-use crate::store::{EditError, Store, no_space_error};
+use crate::store::{EditError, Store, commit, no_space_error};
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 
 use super::Origin;
@@ -116,8 +116,8 @@ impl<D: Device> Origin<D> {
                     return Ok((held, plan));
                 }
                 drop((plan, held));
-                if let Some(nothing) = self.small_copy(store, 0) {
-                    nothing.end_with_others(&*store.runtime, store.commit_duration()).await;
+                if let Some(nothing) = self.run_small_copy(store, 0) {
+                    nothing.end_with_others(&*store.runtime, commit::last_duration(store)).await;
                 }
                 store.clone().commit().await?;
                 continue;

@@ -65,11 +65,6 @@ impl<D: Device> Store<D> {
         next_commit(self).await
     }
 
-    /// Returns how long the last commit took.
-    pub fn commit_duration(&self) -> Duration {
-        self.commits.duration.get()
-    }
-
     /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
     pub fn is_process_safe(&self) -> bool {
         self.meta.borrow().journal.is_process_safe()
@@ -260,6 +255,11 @@ async fn write_groups<D: Device>(store: &Rc<Store<D>>, groups: Outgoing) -> Resu
         }
         (buf, waited) = (again, true);
     }
+}
+
+/// Returns how long the last commit took.
+pub fn last_duration<D: Device>(store: &Store<D>) -> Duration {
+    store.commits.duration.get()
 }
 
 /// Counts the interval of background commits from here.

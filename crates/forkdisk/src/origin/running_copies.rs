@@ -1,8 +1,8 @@
 //! Small copies that are under way: one that has ended waits for those beside it, so that one commit serves all.
 //!
-//! Writers at random places have their copies in flight side by side, and each write that needs one waits for a commit.
-//! A commit takes as long as several copies, so a copy that ends waits until none is under way. By then all such writers
-//! wait, and one commit serves them, as in dm-snapshot.
+//! Writers at random places have their copies in flight side by side, and each write that needs one waits for a
+//! commit. A commit takes as long as several copies, so a copy that ends waits until none is under way. By then all
+//! such writers wait, and one commit serves them, as in dm-snapshot.
 //!
 //! Invariants: a copy waits for copies that begin later only for a few times the duration of a commit, and for others
 //! until they end; it holds nothing that these need but the locks of its own chunks.
@@ -25,31 +25,31 @@ const PATIENCE_COUNT: u32 = 4;
 
 /// The small copies of an origin.
 #[derive(Default)]
-pub struct SmallCopies {
+pub struct RunningCopies {
     next: Cell<u64>,
     running: RefCell<BTreeSet<u64>>,
     /// The oldest one has ended.
     ended: Event,
 }
 
-impl SmallCopies {
+impl RunningCopies {
     /// Begins a copy of `len` bytes; `None` if it is not small.
-    pub fn begin(self: &Rc<SmallCopies>, len: u64) -> Option<SmallCopy> {
+    pub fn begin(self: &Rc<RunningCopies>, len: u64) -> Option<RunningCopy> {
         (len <= SMALL_BYTES).then(|| {
             let number = self.next.replace(self.next.get() + 1);
             self.running.borrow_mut().insert(number);
-            SmallCopy { all: self.clone(), number }
+            RunningCopy { all: self.clone(), number }
         })
     }
 }
 
 /// A copy under way; it ends when this is dropped.
-pub struct SmallCopy {
-    all: Rc<SmallCopies>,
+pub struct RunningCopy {
+    all: Rc<RunningCopies>,
     number: u64,
 }
 
-impl SmallCopy {
+impl RunningCopy {
     /// Ends it, and waits for the copies under way. `commit`: duration of a commit.
     pub async fn end_with_others(self, runtime: &dyn Runtime, commit: Duration) {
         let (all, end) = (self.all.clone(), self.all.next.get());
@@ -67,7 +67,7 @@ impl SmallCopy {
     }
 }
 
-impl Drop for SmallCopy {
+impl Drop for RunningCopy {
     fn drop(&mut self) {
         let mut running = self.all.running.borrow_mut();
         let was_first = running.first() == Some(&self.number);
