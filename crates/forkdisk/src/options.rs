@@ -43,6 +43,7 @@ setters! {
         with_low_water low_water: LowWater,
         with_volatile volatile: impl Into<Option<VolatileLog>>,
         with_commit_interval commit_interval: Duration,
+        with_background_commit background_commit: u64,
         with_host host: impl Into<Option<HostIdentity>>,
         with_clock clock: Option<fn() -> i64>,
         with_keep_removed keep_removed: bool,

@@ -122,6 +122,8 @@ bugs! {
     PendingChangedUnnoticed = "pending-changed-unnoticed",
     /// What only this process knows to be durable is treated as recorded on the device.
     ConfirmedTooEarly = "confirmed-too-early",
+    /// A group that was written without a flush after it counts as durable.
+    UnflushedBelievedDurable = "unflushed-believed-durable",
     /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// FUA is acknowledged without a commit.

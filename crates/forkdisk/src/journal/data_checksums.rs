@@ -122,6 +122,11 @@ impl ChecksummedPages {
         self.written.iter().map(|commit| commit.pages).sum()
     }
 
+    /// Whether written groups may wait for a later flush: recovery has little data to verify.
+    pub fn may_wait(&self) -> bool {
+        self.written_pages() <= self.max_pages / 2
+    }
+
     /// Whether any page must not be written in place.
     pub fn holds_pages(&self) -> bool {
         !self.written.is_empty()

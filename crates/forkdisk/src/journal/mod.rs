@@ -53,6 +53,15 @@ pub struct PendingCommit {
     pub covers_data: bool,
 }
 
+/// How far groups are written to the device, whether or not they are durable.
+#[derive(Clone, Copy, Default)]
+pub struct Written {
+    /// The sequence number behind the last record.
+    pub next: u64,
+    /// The last group says that everything before this sequence number was durable.
+    pub claims_durable: u64,
+}
+
 /// See the module.
 pub struct Journal {
     uuid: [u8; 16],
@@ -63,6 +72,8 @@ pub struct Journal {
     head: u64,
     chain: u64,
     next: u64,
+    /// The last commit that was written.
+    pub written: Written,
     confirmed: u64,
     pending: Vec<Batch>,
     pending_bytes: usize,
@@ -94,6 +105,7 @@ impl Journal {
             head: start.position,
             chain: start.chain,
             next: start.sequence,
+            written: Written::default(),
             confirmed: start.sequence,
             pending: Vec::new(),
             pending_bytes: 0,
@@ -331,7 +343,7 @@ impl Journal {
         if let Some(volatile) = &mut self.volatile {
             volatile.switch(next, place);
         }
-        PendingCommit { groups, next, claims_durable: self.confirmed, covers_data: covered }
+        PendingCommit { groups, next, claims_durable: self.durable_seq(), covers_data: covered }
     }
 
     /// Returns a group without records, which says that everything so far is durable.
@@ -350,7 +362,7 @@ impl Journal {
     }
 
     fn outgoing(&mut self, first: u64, count: u32, body: &[u8]) -> Outgoing {
-        let (incarnation, confirmed) = (self.incarnation, self.confirmed);
+        let (incarnation, confirmed) = (self.incarnation, self.durable_seq());
         let group = JournalGroup { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
         let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, body);
         bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
@@ -362,7 +374,7 @@ impl Journal {
 
     /// Everything before this sequence number is durable.
     pub fn durable_seq(&self) -> u64 {
-        self.confirmed
+        correct!(self.confirmed, Bug::UnflushedBelievedDurable => self.confirmed.max(self.written.next))
     }
 
     /// Notes that everything before sequence number `next` is durable.

@@ -5,6 +5,11 @@
 //! finds out what is missing. A commit covers what was published before it began; later requests wait for the
 //! next one.
 //!
+//! A commit that begins by itself writes its records and leaves the last flush out. What it wrote counts as durable
+//! after a flush that begins later: that of the next commit for a request, of the commit interval, or the one between
+//! data and records of the next commit of any kind. Until then no group says that it was durable, nothing that depends
+//! on it is written in place or discarded, and the commit interval goes on.
+//!
 //! Nothing acknowledged waits longer than the *commit interval*: that time after the first change that is not
 //! durable the pool is committed, with a flush. An idle pool does nothing. At most one task sleeps, and only while
 //! something is not durable. It holds no reference to the pool meanwhile.
@@ -24,7 +29,7 @@ use crate::catalog::{Catalog, directory};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, Record, VolumeState};
-use crate::journal::Outgoing;
+use crate::journal::{Outgoing, Written};
 use crate::live::LastChange;
 use crate::planted::correct;
 use crate::space::Need;
@@ -33,9 +38,6 @@ use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Store, checkpoint_steps, host_enospc};
 
-/// Start a background commit after this many bytes of new records, so that the next flush has little left to
-/// write.
-const BACKGROUND_COMMIT_BYTES: u64 = 256 << 10;
 /// Also start one when pending records reach the end of a journal extent of at least this many bytes.
 const MIN_EXTENT_BYTES: u64 = 1 << 20;
 /// Contiguous groups are written by requests of at most this many bytes.
@@ -46,11 +48,13 @@ const MAX_REQUEST_BYTES: usize = 1 << 20;
 pub struct Commits {
     running: Cell<bool>,
     asked: Cell<u64>,
+    /// The last one that a request waits for: it flushes.
+    flush_asked: Cell<u64>,
     begun: Cell<u64>,
     /// The next commit ends with a seal.
     sealing: Cell<bool>,
     ended: Cell<u64>,
-    /// How long the last one took.
+    /// How long the last one with a flush took.
     duration: Cell<Duration>,
     /// Value of `journal.recorded()` at the last flush, advanced by multiples of the interval at each
     /// background commit.
@@ -81,9 +85,9 @@ impl<D: Device> Store<D> {
         Box::pin(self.clone().commit()).await
     }
 
-    /// Starts a background commit after every `BACKGROUND_COMMIT_BYTES` of records, independent of other
-    /// commits, so that flushes find about the same amount of work each time; and when pending records would
-    /// span two journal extents or fill the volatile log.
+    /// Starts a background commit after every [`background_commit`](super::OpenOptions::background_commit) bytes of
+    /// records, independent of other commits, so that flushes find about the same amount of work each time; and when
+    /// pending records would span two journal extents or fill the volatile log.
     pub fn commit_soon(self: &Rc<Self>) {
         let commits = &self.commits;
         if commits.running.get() {
@@ -94,8 +98,9 @@ impl<D: Device> Store<D> {
             let fills = journal.fills_extent(MIN_EXTENT_BYTES) || journal.volatile_is_filling();
             (journal.recorded(), journal.pending(), fills)
         };
-        let marks = (recorded - commits.background_mark.get()) / BACKGROUND_COMMIT_BYTES;
-        commits.background_mark.set(commits.background_mark.get() + marks * BACKGROUND_COMMIT_BYTES);
+        let bytes = self.options.background_commit.max(1);
+        let marks = (recorded - commits.background_mark.get()) / bytes;
+        commits.background_mark.set(commits.background_mark.get() + marks * bytes);
         if (marks > 0 || fills) && pending > 0 {
             commits.asked.set(commits.asked.get() + 1);
             start_commits(self);
@@ -140,6 +145,7 @@ async fn next_commit<D: Device>(store: Rc<Store<D>>) -> Result<()> {
         }
     );
     commits.asked.set(commits.asked.get().max(ticket));
+    commits.flush_asked.set(commits.flush_asked.get().max(ticket));
     start_commits(&store);
     while commits.ended.get() < ticket {
         store.check_alive()?;
@@ -160,14 +166,19 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
         let commits = &store.commits;
         while commits.ended.get() < commits.asked.get() {
             commits.begun.set(commits.asked.get());
-            store.interval.begin_commit();
             let covered = commits.begun.get();
+            let flushes = commits.flush_asked.get() > commits.ended.get() || commits.sealing.get();
+            if flushes {
+                store.interval.begin_commit();
+            }
             store.counters.commit_group.observe(covered - commits.ended.get());
             let begun_at = store.runtime.now();
-            if let Err(error) = commit_once(&store).await {
+            if let Err(error) = commit_once(&store, flushes).await {
                 correct!(store.fail(&error), Bug::FailedFlushForgotten => error);
             }
-            commits.duration.set(store.runtime.now().saturating_sub(begun_at));
+            if flushes {
+                commits.duration.set(store.runtime.now().saturating_sub(begun_at));
+            }
             commits.ended.set(covered);
             commits.changed.notify();
         }
@@ -175,7 +186,7 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
     }));
 }
 
-async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
+async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool) -> Result<()> {
     store.check_failed()?;
     if !store.active.get() {
         checkpoint_steps::activate(store).await?;
@@ -198,25 +209,36 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         meta.dirty_state(store.options.dirty);
         meta.journal.take()
     };
-    if taken.groups.is_empty() {
-        store.flush_device().await?;
-    } else {
+    let (has_records, next) = (!taken.groups.is_empty(), taken.next);
+    if has_records {
         if !taken.covers_data {
-            store.flush_device().await?;
+            flush_written(store).await?;
         }
         for groups in merge_groups(taken.groups) {
             write_groups(store, groups).await?;
         }
-        store.flush_device().await?;
-        let journal = &mut store.meta.borrow_mut().journal;
-        journal.set_durable(taken.next);
-        journal.durable_recorded(correct!(taken.claims_durable, Bug::ConfirmedTooEarly => taken.next));
+        store.meta.borrow_mut().journal.written = Written { next, claims_durable: taken.claims_durable };
     }
-    store.meta.borrow_mut().journal.committed(taken.next);
+    // Recovery is to verify a bounded amount of data.
+    let flushes = flushes || has_records && !store.meta.borrow().journal.checksums.may_wait();
+    if flushes {
+        flush_written(store).await?;
+    }
+    store.meta.borrow_mut().journal.committed(next);
     if store.meta.borrow().directory.gathering().next().is_some() {
         store.hooks.gather_soon();
     }
-    if store.commits.sealing.take() { seal(store).await } else { Ok(()) }
+    if flushes && store.commits.sealing.take() { seal(store).await } else { Ok(()) }
+}
+
+/// Flushes the device: what was written to the journal before is durable then, and the data that it covers.
+async fn flush_written<D: Device>(store: &Store<D>) -> Result<()> {
+    let written = store.meta.borrow().journal.written;
+    store.flush_device().await?;
+    let journal = &mut store.meta.borrow_mut().journal;
+    journal.set_durable(written.next);
+    journal.durable_recorded(correct!(written.claims_durable, Bug::ConfirmedTooEarly => written.next));
+    Ok(())
 }
 
 pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
@@ -257,7 +279,7 @@ async fn write_groups<D: Device>(store: &Rc<Store<D>>, groups: Outgoing) -> Resu
     }
 }
 
-/// Returns how long the last commit took.
+/// Returns how long the last commit with a flush took.
 pub fn last_duration<D: Device>(store: &Store<D>) -> Duration {
     store.commits.duration.get()
 }

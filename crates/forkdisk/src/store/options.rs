@@ -100,6 +100,9 @@ pub struct OpenOptions {
     /// Longest time for which an acknowledged change waits before it is committed with a flush; zero (the
     /// default): no limit. The program sets 5 s.
     pub commit_interval: Duration,
+    /// Bytes of new records after which they are written to the journal although no request waits for that, so that
+    /// the next flush has little left to write (default 256 KiB).
+    pub background_commit: u64,
     /// Identity of this host: required for a pool with a heartbeat.
     pub host: Option<HostIdentity>,
     /// Clock in nanoseconds since 1970. With it, volumes record the time of their last change
@@ -115,7 +118,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         let (cache, dirty) = (32 << 20, 64 << 20);
         let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
-        let (volatile, commit_interval) = (None, Duration::ZERO);
+        let (volatile, commit_interval, background_commit) = (None, Duration::ZERO, 256 << 10);
         OpenOptions {
             read_only: false,
             cache,
@@ -125,6 +128,7 @@ impl Default for OpenOptions {
             low_water,
             volatile,
             commit_interval,
+            background_commit,
             host: None,
             clock: None,
             keep_removed: false,

@@ -15,3 +15,4 @@ mod reopen;
 mod space;
 mod stripes;
 mod times;
+mod unasked;

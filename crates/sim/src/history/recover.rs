@@ -84,11 +84,22 @@ pub fn discard_policy(retain: bool, discard: bool, seed: u64) -> DiscardPolicy {
     DiscardPolicy::Later { bytes, time: Duration::from_millis(*rng.pick(&[0, 1, 20, 500, 600_000])) }
 }
 
+/// Lets a third of the runs begin a background commit every few records.
+pub fn unasked_commits(options: OpenOptions, seed: u64) -> OpenOptions {
+    let bytes = match mix(&[seed, 44]) % 9 {
+        0 => 40,
+        1 => 200,
+        2 => 1000,
+        _ => return options,
+    };
+    options.with_background_commit(bytes)
+}
+
 /// Returns the options a run opens its pool with.
 pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
     // Times of changes are separate records.
     let has_clock = mix(&[setup.seed, 41]).is_multiple_of(3);
-    lasting_options(memory)
+    unasked_commits(lasting_options(memory), setup.seed)
         .with_cache(setup.cache)
         .with_dirty(setup.dirty)
         .with_when_full(setup.when_full)
