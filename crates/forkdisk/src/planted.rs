@@ -172,6 +172,8 @@ bugs! {
     ChosenSuperblockFirst = "chosen-superblock-first",
     /// A checkpoint writes one superblock only, in turns, and of the two the older one counts.
     OlderSuperblockChosen = "older-superblock-chosen",
+    /// An open that finds two different superblocks leaves the older one as it is.
+    SuperblocksLeftDifferent = "superblocks-left-different",
     /// A page without references is allocated again before the checkpoint.
     FreedSpaceReusedAtOnce = "freed-space-reused-at-once",
     /// Space is allocated again while plans made before may still read or write it.

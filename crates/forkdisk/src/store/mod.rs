@@ -105,6 +105,8 @@ pub struct Store<D> {
     pub opened: Cell<bool>,
     /// Damage of the other superblock slot.
     pub superblock_flaw: RefCell<Option<String>>,
+    /// The other slot has an older superblock.
+    pub superblocks_differ: Cell<bool>,
     /// Heartbeat for other hosts.
     pub beats: heartbeat::Beats,
 }

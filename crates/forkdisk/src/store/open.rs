@@ -171,7 +171,7 @@ impl<D: Device> Store<D> {
         found: OpenedPool,
         space: Space,
     ) -> Result<Rc<Store<D>>> {
-        let OpenedPool { superblock, slot, flaw } = found;
+        let OpenedPool { superblock, slot, flaw, other_differs } = found;
         if device.len() < superblock.size {
             let why = format!(
                 "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full \
@@ -246,6 +246,7 @@ impl<D: Device> Store<D> {
             recovery: Cell::default(),
             opened: Cell::new(false),
             superblock_flaw: RefCell::new(flaw),
+            superblocks_differ: Cell::new(other_differs),
             beats: Default::default(),
         }))
     }
@@ -270,6 +271,8 @@ pub struct OpenedPool {
     pub slot: usize,
     /// Damage of the other slot.
     pub flaw: Option<String>,
+    /// The other slot has an older superblock.
+    pub other_differs: bool,
 }
 
 fn damaged_count_log(flaw: &str) -> Error {
@@ -309,7 +312,8 @@ pub async fn read_superblock<D: Device>(device: &D) -> Result<OpenedPool> {
     }
     found.sort_by_key(|(s, _)| correct!(s.generation, Bug::OlderSuperblockChosen => u64::MAX - s.generation));
     if let Some((superblock, slot)) = found.pop() {
-        return Ok(OpenedPool { superblock, slot, flaw: flawed });
+        let other_differs = found.first().is_some_and(|(other, _)| *other != superblock);
+        return Ok(OpenedPool { superblock, slot, flaw: flawed, other_differs });
     }
     let newer = flaws.iter().find_map(|f| if let NotSuper::Newer(what) = f { Some(what) } else { None });
     let damaged = flaws.iter().find_map(|f| if let NotSuper::Damaged(what) = f { Some(what) } else { None });
@@ -381,6 +385,9 @@ pub async fn recover<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         // After a kill of the last owner data may be in a volatile cache only: make durable what reads
         // return from now on.
         store.flush_device().await?;
+        if correct!(store.superblocks_differ.take(), Bug::SuperblocksLeftDifferent => false) {
+            checkpoint_steps::repeat_superblock(store).await?;
+        }
         store.meta.borrow_mut().journal.set_durable(replayed);
         if recovery.volatile > 0 {
             // Its group states that the groups before it are durable.

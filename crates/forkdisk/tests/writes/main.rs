@@ -12,6 +12,7 @@ mod order;
 mod quota;
 mod ranges;
 mod reopen;
+mod slots;
 mod space;
 mod stripes;
 mod times;

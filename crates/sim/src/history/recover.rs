@@ -86,7 +86,7 @@ pub fn discard_policy(retain: bool, discard: bool, seed: u64) -> DiscardPolicy {
 
 /// Lets a third of the runs begin a background commit every few records.
 pub fn unasked_commits(options: OpenOptions, seed: u64) -> OpenOptions {
-    let bytes = match mix(&[seed, 44]) % 9 {
+    let bytes = match mix(&[seed, 42]) % 9 {
         0 => 40,
         1 => 200,
         2 => 1000,
