@@ -124,6 +124,12 @@ bugs! {
     ConfirmedTooEarly = "confirmed-too-early",
     /// A group that was written without a flush after it counts as durable.
     UnflushedBelievedDurable = "unflushed-believed-durable",
+    /// A flush that finds nothing to write behind a group without a flush leaves the device as it is.
+    UnflushedAnswersFlush = "unflushed-answers-flush",
+    /// A commit that leaves its flush out ends the commit interval.
+    UnflushedEndsInterval = "unflushed-ends-interval",
+    /// A commit that no request asked for leaves out the flush that orders data and records, too.
+    UnaskedGroupBeforeData = "unasked-group-before-data",
     /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// FUA is acknowledged without a commit.

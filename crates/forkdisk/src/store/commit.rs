@@ -167,8 +167,11 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
         while commits.ended.get() < commits.asked.get() {
             commits.begun.set(commits.asked.get());
             let covered = commits.begun.get();
-            let flushes = commits.flush_asked.get() > commits.ended.get() || commits.sealing.get();
-            if flushes {
+            let asked = commits.flush_asked.get() > commits.ended.get();
+            let asked =
+                correct!(asked, Bug::UnflushedAnswersFlush => asked && !store.meta.borrow().journal.is_written());
+            let flushes = asked || commits.sealing.get();
+            if correct!(flushes, Bug::UnflushedEndsInterval => true) {
                 store.interval.begin_commit();
             }
             store.counters.commit_group.observe(covered - commits.ended.get());
@@ -211,7 +214,7 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool) -> Result<(
     };
     let (has_records, next) = (!taken.groups.is_empty(), taken.next);
     if has_records {
-        if !taken.covers_data {
+        if !correct!(taken.covers_data, Bug::UnaskedGroupBeforeData => taken.covers_data || !flushes) {
             flush_written(store).await?;
         }
         for groups in merge_groups(taken.groups) {

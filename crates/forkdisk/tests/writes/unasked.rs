@@ -95,3 +95,33 @@ fn the_commit_interval_goes_on_behind_an_unflushed_group() {
         assert_eq!(counts(&lab), (before.0 + 1, before.1 + 1), "an idle pool does nothing");
     });
 }
+
+/// Whether a page is written in place after the other reference to it went in a group without a flush behind it; with
+/// `flushes`, a flush follows.
+fn is_in_place(flushes: bool) -> bool {
+    let at_once = OpenOptions::default().with_background_commit(1);
+    Lab::run(64, at_once, move |lab| async move {
+        let volume = volume(&lab, 4).await;
+        lab.write(&volume, 7, 1, 1).await.expect("there is space");
+        let place = lab.tape.take().0.last().expect("it was written").at;
+        lab.pool.clone_volume("v", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        lab.pool.checkpoint().await.expect("it succeeds");
+        let before = counts(&lab);
+        volume.discard(7 * 4096, 4096, false).await.expect("it succeeds");
+        lab.tasks.sleep(Duration::from_millis(1)).await;
+        assert_eq!(counts(&lab).1, before.1 + 1, "the group is written");
+        if flushes {
+            lab.pool.flush().await.expect("it is durable");
+        }
+        lab.tape.take();
+        lab.write(&clone, 7, 1, 2).await.expect("there is space");
+        lab.tape.take().0[0].at == place
+    })
+}
+
+#[test]
+fn a_page_that_an_unflushed_group_left_alone_is_not_written_in_place() {
+    assert!(is_in_place(true), "no crash brings the other reference back");
+    assert!(!is_in_place(false), "a crash may lose the group");
+}

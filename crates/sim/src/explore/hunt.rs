@@ -224,7 +224,7 @@ fn home(planted: Planted) -> Home {
         | RepairKeepsLog => return Home::Damage,
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
-        IntervalForgotten => return Home::Lasting(Profile::Cuts),
+        IntervalForgotten | UnflushedEndsInterval => return Home::Lasting(Profile::Cuts),
         VolatileForgetsAttributes | NamesOutrunVolatileLog => return Home::Lasting(Profile::Names),
         RetainedDiscardedUnguarded | RetainedOutlivesAllocation | RetainedReturnedTwice => {
             return Home::Retaining(Profile::Forks);
@@ -243,7 +243,7 @@ fn home(planted: Planted) -> Home {
         WritesInPlaceTooEarly | CommonCountsLost => Profile::Blocks,
         PlanOutlivesPage | FullLeavesHalf => Profile::Full,
         CopyErrorSwallowed | SuperblockAfterFailedFlush => Profile::Faults,
-        JournalOverwritesTail | ChosenSuperblockFirst => Profile::Journal,
+        JournalOverwritesTail | ChosenSuperblockFirst | SuperblocksLeftDifferent => Profile::Journal,
         DiscardIgnoresWriters => Profile::Races,
         RenameNotCheckpointed => Profile::Crowd,
         SnapshotIgnoresWriters | ReplaceKeepsSourceAlone => Profile::Files,

@@ -130,7 +130,7 @@ pub fn recover(
     stats.distinct += 1;
     let medium = frozen.crash(mask);
     drop(session);
-    let second = Entrance { seed: rng.next(), cuts: 0, again: false };
+    let second = Entrance { seed: rng.next(), cuts: 1, again: false };
     recover(setup, (&medium, None), &known, second, stats).map_err(|mut v| {
         v.what = format!("a second recovery differs from the first: {}", v.what);
         v
