@@ -108,7 +108,7 @@ fn is_in_place(flushes: bool) -> bool {
         let clone = lab.pool.volume("clone").expect("just made");
         lab.pool.checkpoint().await.expect("it succeeds");
         let before = counts(&lab);
-        volume.discard(7 * 4096, 4096, false).await.expect("it succeeds");
+        volume.discard(7 * 4096, 4096).await.expect("it succeeds");
         lab.tasks.sleep(Duration::from_millis(1)).await;
         assert_eq!(counts(&lab).1, before.1 + 1, "the group is written");
         if flushes {
