@@ -377,12 +377,6 @@ impl Journal {
         correct!(self.confirmed, Bug::UnflushedBelievedDurable => self.confirmed.max(self.written.next))
     }
 
-    /// Whether all records are in groups, of which the last is not known to be durable.
-    #[cfg(feature = "planted")]
-    pub fn is_written(&self) -> bool {
-        self.pending_bytes == 0 && self.written.next > self.confirmed
-    }
-
     /// Notes that everything before sequence number `next` is durable.
     pub fn set_durable(&mut self, next: u64) {
         self.confirmed = self.confirmed.max(next);

@@ -351,8 +351,8 @@ pub async fn write_superblock<D: Device>(store: &Rc<Store<D>>, superblock: &Supe
     Ok(())
 }
 
-/// Writes the superblock that was chosen to the other slot, which has an older one: what this open shows is not to depend
-/// on one slot. If that one could not be read at the next open, the older state would come back.
+/// Writes the superblock that was chosen to the other slot, which has an older one: what this open shows is not to
+/// depend on one slot. If that one could not be read at the next open, the older state would come back.
 pub async fn repeat_superblock<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     let _alone = store.superblock_lock.lock(0..1, LockMode::Exclusive).await;
     let superblock = store.superblock.borrow().clone();

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{DiscardPolicy, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory, VolumeInfo};
+use forkdisk::{
+    DiscardPolicy, MIN_VOLATILE_BYTES, OpenOptions, Pool, SUPERBLOCK_AT, VolatileLog, VolatileMemory, VolumeInfo,
+};
 
 use super::known::Known;
 use super::op::Profile;
@@ -117,8 +119,20 @@ pub fn recover(
     entrance: Entrance,
     stats: &mut Stats,
 ) -> Result<(Session, Known), Violation> {
+    recover_without(setup, None, (medium, memory), known, entrance, stats)
+}
+
+/// As [`recover`]; the slot of the superblock that begins at `unreadable` cannot be read.
+fn recover_without(
+    setup: &Setup,
+    unreadable: Option<u64>,
+    (medium, memory): (&Medium, Option<&VolatileMemory>),
+    known: &Known,
+    entrance: Entrance,
+    stats: &mut Stats,
+) -> Result<(Session, Known), Violation> {
     let mut rng = Rng::new(mix(&[entrance.seed, 3]));
-    let session = open(setup, (medium, memory), &mut rng, entrance.cuts, stats)?;
+    let session = open(setup, unreadable, (medium, memory), &mut rng, entrance.cuts, stats)?;
     let known = Known::of(verify(&session, known)?);
     if !entrance.again {
         return Ok((session, known));
@@ -130,8 +144,10 @@ pub fn recover(
     stats.distinct += 1;
     let medium = frozen.crash(mask);
     drop(session);
-    let second = Entrance { seed: rng.next(), cuts: 1, again: false };
-    recover(setup, (&medium, None), &known, second, stats).map_err(|mut v| {
+    let second = Entrance { seed: rng.next(), cuts: 0, again: false };
+    // Both slots are whole, and what the first recovery has shown is in each of them or in its journal.
+    let unreadable = (mask == 0).then(|| SUPERBLOCK_AT[second.seed as usize % SUPERBLOCK_AT.len()]);
+    recover_without(setup, unreadable, (&medium, None), &known, second, stats).map_err(|mut v| {
         v.what = format!("a second recovery differs from the first: {}", v.what);
         v
     })
@@ -141,6 +157,7 @@ pub fn recover(
 /// lose, kills the process.
 fn open(
     setup: &Setup,
+    unreadable: Option<u64>,
     (medium, memory): (&Medium, Option<&VolatileMemory>),
     rng: &mut Rng,
     cuts: u32,
@@ -187,6 +204,10 @@ fn open(
             stats.crash_states += 1;
             stats.distinct += 1;
             continue;
+        }
+        if let Some(slot) = unreadable {
+            let within = Some(slot..slot + PAGE as u64);
+            disk.arm(Fault { on: Request::Read, harm: ReadDamage::Eio, when: When::Once(1), within });
         }
         return start_with(setup, exec, disk, find());
     }
