@@ -46,10 +46,37 @@ struct Frame([u8; BUF_ALIGN_BYTES]);
 /// they are touched: a client that announces much and sends nothing costs nothing.
 const LAZY_ALLOC_BYTES: usize = 1 << 20;
 
+/// Memory that a caller provides for a buffer: whole frames, aligned as they are, always at the same address.
+pub trait BufMemory: AsRef<[u8]> + AsMut<[u8]> {}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> BufMemory for M {}
+
+/// Memory that exists once it is touched.
+enum Mapped {
+    Own(MmapMut),
+    Provided(Box<dyn BufMemory>),
+}
+
+impl Mapped {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Mapped::Own(map) => map,
+            Mapped::Provided(memory) => (**memory).as_ref(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Mapped::Own(map) => map,
+            Mapped::Provided(memory) => (**memory).as_mut(),
+        }
+    }
+}
+
 /// Memory of a buffer: whole frames. Two words, because a buffer is part of every task that reads or writes.
 enum Memory {
     Frames(Box<[Frame]>),
-    Lazy(Box<MmapMut>),
+    Lazy(Box<Mapped>),
 }
 
 const _: () = assert!(size_of::<Memory>() == 2 * size_of::<usize>());
@@ -61,7 +88,7 @@ impl Memory {
         if len >= LAZY_ALLOC_BYTES
             && let Ok(map) = MmapMut::map_anon(frames * BUF_ALIGN_BYTES)
         {
-            return Memory::Lazy(Box::new(map));
+            return Memory::Lazy(Box::new(Mapped::Own(map)));
         }
         Memory::Frames(<[Frame]>::new_box_zeroed_with_elems(frames).expect("memory for an I/O buffer"))
     }
@@ -73,21 +100,21 @@ impl Memory {
     fn bytes(&self) -> &[u8] {
         match self {
             Memory::Frames(frames) => frames.as_bytes(),
-            Memory::Lazy(map) => map,
+            Memory::Lazy(map) => map.bytes(),
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Memory::Frames(frames) => frames.as_mut_bytes(),
-            Memory::Lazy(map) => map,
+            Memory::Lazy(map) => map.bytes_mut(),
         }
     }
 
     fn len(&self) -> usize {
         match self {
             Memory::Frames(frames) => frames.len() * BUF_ALIGN_BYTES,
-            Memory::Lazy(map) => map.len(),
+            Memory::Lazy(map) => map.bytes().len(),
         }
     }
 }
@@ -229,6 +256,14 @@ impl BufPool {
         Rc::new(BufPool { classes, spare: RefCell::default() })
     }
 
+    /// Creates a pool without slots that hands out `memory` as long as that is not taken. It must be small enough to be
+    /// kept (16 MiB).
+    pub fn of(memory: Box<dyn BufMemory>) -> Rc<BufPool> {
+        let pool = BufPool::new(&[]);
+        pool.spare.borrow_mut().keep(Memory::Lazy(Box::new(Mapped::Provided(memory))));
+        pool
+    }
+
     /// Returns a buffer of `len` bytes with unspecified contents.
     pub fn take(self: &Rc<Self>, len: usize) -> Buf {
         for class in self.classes.iter().filter(|c| c.bytes >= len) {
@@ -298,6 +333,21 @@ mod tests {
         assert_eq!(pool.take(4096).slot(), None);
         drop(a);
         assert_eq!(pool.take(1).slot(), Some(0));
+    }
+
+    #[test]
+    fn provided_memory_returns_to_its_pool() {
+        let map = MmapMut::map_anon(1 << 20).unwrap();
+        let at = map.as_ptr();
+        let pool = BufPool::of(Box::new(map));
+        let mut buf = pool.take(1 << 20);
+        buf.set_len(5);
+        buf.copy_from_slice(b"bytes");
+        assert_eq!((buf.as_ptr(), buf.capacity()), (at, 1 << 20));
+        assert_ne!(pool.take(1 << 20).as_ptr(), at);
+        drop(buf);
+        let again = pool.take(1 << 20);
+        assert_eq!((again.as_ptr(), &again[..5]), (at, &b"bytes"[..]));
     }
 
     #[test]
