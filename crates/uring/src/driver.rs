@@ -19,9 +19,9 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use forkdisk::device::BufPool;
-use io_uring::squeue::{Entry, Flags};
+use io_uring::squeue::{Entry, Entry128, Flags};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode};
+use io_uring::{cqueue, opcode};
 use slab::Slab;
 
 use crate::config::Config;
@@ -29,6 +29,7 @@ use crate::handle::Handle;
 use crate::helper::Helper;
 use crate::net::Listeners;
 use crate::op::{Op, Step, Work};
+use crate::ring::{Request, Ring};
 use crate::setup;
 use crate::sys;
 use crate::timer::Timers;
@@ -58,9 +59,9 @@ pub(crate) struct Driver {
 }
 
 struct Queue {
-    ring: IoUring,
+    ring: Ring,
     /// Entries that found the ring full, oldest first.
-    overflow: VecDeque<Entry>,
+    overflow: VecDeque<Request>,
     completed: Vec<Completed>,
     /// Operations that have no completion if they succeed. The kernel may not have taken all of them yet.
     silent: Vec<usize>,
@@ -117,6 +118,10 @@ impl Driver {
         let op = &mut ops[key];
         let mut queue = self.queue.borrow_mut();
         for part in 0..parts {
+            if let Work::Fuse(command) = &op.work {
+                queue.push_wide(command.entry(&op.file).user_data(key as u64));
+                continue;
+            }
             let entry = op.work.entry(part, &op.file).user_data((part as u64) << 32 | key as u64);
             queue.push(if is_silent { entry.flags(Flags::SKIP_SUCCESS) } else { entry });
         }
@@ -278,8 +283,13 @@ impl Driver {
             self.ops.borrow_mut()[key].abandoned |= false;
             self.cancel(key);
         }
-        // A driver's command holds no memory of this process and ends with the process.
-        let is_awaited = |op: &Op| op.pending > 0 && !matches!(op.work, Work::Command { .. });
+        // A driver's command ends with the process, and holds no memory of it or, for FUSE, memory that is never freed.
+        for (_, op) in self.ops.borrow().iter().filter(|(_, op)| op.pending > 0) {
+            if let Work::Fuse(command) = &op.work {
+                command.leak();
+            }
+        }
+        let is_awaited = |op: &Op| op.pending > 0 && !matches!(op.work, Work::Command { .. } | Work::Fuse(_));
         while self.ops.borrow().iter().any(|(_, op)| is_awaited(op)) {
             self.turn(true).expect("a ring that has taken requests completes them");
         }
@@ -288,6 +298,11 @@ impl Driver {
     /// Returns the registered slot of the memory at `base`, if the buffer is from this ring's pool.
     pub(crate) fn registered_slot(&self, slot: Option<u16>, base: *const u8) -> Option<u16> {
         slot.filter(|&slot| self.registered.get(slot as usize) == Some(&base))
+    }
+
+    /// Returns whether the ring takes commands of FUSE.
+    pub(crate) fn takes_fuse(&self) -> bool {
+        self.queue.borrow().ring.is_wide()
     }
 
     pub(crate) fn has_registered_buffers(&self) -> bool {
@@ -302,20 +317,31 @@ fn until(deadline: Instant) -> Duration {
 impl Queue {
     fn push(&mut self, entry: Entry) {
         if !self.overflow.is_empty() {
-            return self.overflow.push_back(entry);
+            return self.overflow.push_back(Request::Narrow(entry));
         }
         // SAFETY: all memory an entry points to belongs to its operation, which stays in the slab
         // until the entry's completion (see `op`); poll and cancel entries point to none.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.overflow.push_back(entry);
+        if unsafe { self.ring.push(&entry) }.is_err() {
+            self.overflow.push_back(Request::Narrow(entry));
+        }
+    }
+
+    fn push_wide(&mut self, entry: Entry128) {
+        // SAFETY: as in `push`.
+        if !self.overflow.is_empty() || unsafe { self.ring.push_wide(&entry) }.is_err() {
+            self.overflow.push_back(Request::Wide(Box::new(entry)));
         }
     }
 
     fn refill(&mut self) {
-        let mut submission = self.ring.submission();
         while let Some(entry) = self.overflow.front() {
-            // SAFETY: as in `push`.
-            if unsafe { submission.push(entry) }.is_err() {
+            let pushed = match entry {
+                // SAFETY: as in `push`.
+                Request::Narrow(entry) => unsafe { self.ring.push(entry) },
+                // SAFETY: as in `push`.
+                Request::Wide(entry) => unsafe { self.ring.push_wide(entry) },
+            };
+            if pushed.is_err() {
                 return;
             }
             self.overflow.pop_front();
@@ -328,18 +354,16 @@ impl Queue {
         }
         let want = usize::from(wait && self.overflow.is_empty());
         let submission = self.ring.submission();
-        let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
-        drop(submission);
+        let idle = submission.is_empty && !submission.has_work && !submission.overflows;
         if want == 0 && idle {
             return Ok(());
         }
-        let submitter = self.ring.submitter();
         let result = match timeout {
             Some(time) => {
                 let time = Timespec::from(time);
-                submitter.submit_with_args(want, &SubmitArgs::new().timespec(&time))
+                self.ring.enter(want, Some(&SubmitArgs::new().timespec(&time)))
             }
-            None => submitter.submit_and_wait(want),
+            None => self.ring.enter(want, None),
         };
         match result {
             Ok(_) => Ok(()),
@@ -369,8 +393,7 @@ impl Queue {
             return Vec::new();
         }
         let submission = self.ring.submission();
-        let is_all = submission.is_empty() && !submission.cq_overflow();
-        drop(submission);
+        let is_all = submission.is_empty && !submission.overflows;
         if is_all { std::mem::take(&mut self.silent) } else { Vec::new() }
     }
 

@@ -18,11 +18,24 @@ pub(crate) fn check() -> forkdisk::Result<()> {
     }
 }
 
+/// The first kernel with FUSE over io_uring.
+const FUSE_COMMANDS: (u32, u32) = (6, 14);
+
+/// Returns whether this kernel may have FUSE over io_uring. A distribution may have left it out.
+pub(crate) fn has_fuse_commands() -> bool {
+    is_since(&sys::kernel_release(), FUSE_COMMANDS)
+}
+
 /// Returns whether a release is supported; true if it cannot be parsed.
 fn is_new_enough(release: &str) -> bool {
+    is_since(release, OLDEST)
+}
+
+/// Returns whether a release is `oldest` or later; true if it cannot be parsed.
+fn is_since(release: &str, oldest: (u32, u32)) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse::<u32>());
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST,
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= oldest,
         _ => true,
     }
 }
@@ -46,6 +59,7 @@ mod tests {
         assert!(old.iter().all(|release| !is_new_enough(release)));
         assert!(new.iter().all(|release| is_new_enough(release)));
         assert!(check().is_ok(), "the tests run here");
+        assert!(is_since("6.14.0-rc1", FUSE_COMMANDS) && !is_since("6.13.9", FUSE_COMMANDS));
         let said = too_old("5.14.0-427.el9.x86_64");
         assert!(said.starts_with("forkdisk needs Linux 5.15 or later, this is 5.14.0-427.el9.x86_64"), "{said}");
     }

@@ -15,6 +15,7 @@ use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::FsyncFlags;
 
+use crate::fuse_command::FuseCommand;
 use crate::handle::Handle;
 use crate::net::Message;
 use crate::sys::SockAddr;
@@ -84,6 +85,8 @@ pub(crate) enum Work {
         number: u32,
         data: [u8; 16],
     },
+    /// A command of FUSE. It ends with a request of the kernel, or with the mount.
+    Fuse(FuseCommand),
 }
 
 /// Reads or writes between a buffer and the segments of a file.
@@ -119,7 +122,8 @@ impl Work {
     /// dropped. Requests to disks always end and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
-        !of_disk && !self.is_silent() && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
+        let of_driver = matches!(self, Work::Command { .. } | Work::Fuse(_));
+        !of_disk && !of_driver && !self.is_silent() && !matches!(self, Work::Transfer(_) | Work::Flush { .. })
     }
 
     /// Returns whether its success has no completion. Such an entry never waits: it has failed, with a completion, or
@@ -169,6 +173,7 @@ impl Work {
             Work::RaiseNow => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).rw_flags(libc::RWF_NOWAIT).build(),
             Work::Raise => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).build(),
             Work::Command { number, data } => opcode::UringCmd16::new(fd, *number).cmd(*data).build(),
+            Work::Fuse(_) => unreachable!("its entry is wide"),
         }
     }
 
@@ -176,6 +181,7 @@ impl Work {
     pub(crate) fn step(&mut self, part: usize, result: i32, file: &Handle, ends: bool) -> Step {
         match self {
             Work::Transfer(t) => t.step(part, result, file),
+            Work::Fuse(_) => Step::Done(result),
             _ if result == -libc::EINTR && !(ends && self.is_cancellable()) => Step::Again(self.entry(part, file)),
             Work::Send(message) if result >= 0 => match message.advance(result as usize) {
                 0 => Step::Done(0),

@@ -5,34 +5,48 @@ use std::rc::Rc;
 
 use forkdisk::device::BufPool;
 use forkdisk::{Error, ErrorKind};
+use io_uring::squeue::EntryMarker;
 use io_uring::{Builder, IoUring};
 
 use crate::kernel;
+use crate::ring::Ring;
 
 /// Size of the completion queue per submission entry; further completions are queued by the kernel separately.
 const COMPLETIONS_PER_ENTRY: u32 = 4;
 
-/// Sets of flags from best to plainest: the first that the kernel accepts is used.
-const FLAVOURS: [fn(&mut Builder); 4] = [
-    |b| {
-        b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_no_sqarray();
-    },
-    |b| {
-        b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
-    },
-    |b| {
-        b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-    },
-    |_| {},
-];
+/// Number of sets of flags, from best to plainest: the first that the kernel accepts is used.
+const FLAVOURS_COUNT: usize = 4;
 
-pub(crate) fn ring(entries: u32) -> forkdisk::Result<IoUring> {
+fn add_flags<S: EntryMarker>(flavour: usize, b: &mut Builder<S>) {
+    match flavour {
+        0 => {
+            b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_no_sqarray();
+        }
+        1 => {
+            b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        2 => {
+            b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        _ => {}
+    }
+}
+
+/// Creates the ring. It is wide where the kernel has commands that this crate sends by wide entries.
+pub(crate) fn ring(entries: u32) -> forkdisk::Result<Ring> {
     kernel::check()?;
+    match kernel::has_fuse_commands() {
+        true => build(entries).map(Ring::Wide).or_else(|_| build(entries).map(Ring::Narrow)),
+        false => build(entries).map(Ring::Narrow),
+    }
+}
+
+fn build<S: EntryMarker>(entries: u32) -> forkdisk::Result<IoUring<S>> {
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
-    for flavour in FLAVOURS {
-        let mut builder = IoUring::builder();
+    for flavour in 0..FLAVOURS_COUNT {
+        let mut builder = IoUring::<S>::builder();
         builder.setup_clamp().setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_ENTRY));
-        flavour(&mut builder);
+        add_flags(flavour, &mut builder);
         match builder.build(entries) {
             Ok(ring) if ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop() => return Ok(ring),
             Ok(_) => {
@@ -73,7 +87,7 @@ fn why_refused(error: io::Error) -> Error {
 
 /// Registers the pool's memory; returns the address of each slot, or nothing if the kernel refuses
 /// (for example because of a low `ulimit -l`), which only costs a little time per request.
-pub(crate) fn register_buffers(ring: &IoUring, pool: &Rc<BufPool>) -> Vec<*const u8> {
+pub(crate) fn register_buffers(ring: &Ring, pool: &Rc<BufPool>) -> Vec<*const u8> {
     let memory = pool.memory();
     let iovecs: Vec<libc::iovec> =
         memory.iter().map(|&(base, len)| libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len }).collect();

@@ -1,0 +1,205 @@
+//! Memory of the entries of FUSE's queues, and the commands that lend it to the kernel.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use forkdisk::Buf;
+use forkdisk::device::{BUF_ALIGN_BYTES, BufPool};
+use io_uring::opcode;
+use io_uring::squeue::Entry128;
+
+use crate::fixed_memory::FixedMemory;
+use crate::handle::Handle;
+
+const REGISTER_CODE: u32 = 1;
+const COMMIT_AND_FETCH_CODE: u32 = 2;
+
+/// Length of the area for the header of a request or a reply, and of the one for an operation's own fields.
+pub(crate) const AREA_BYTES: usize = 128;
+/// Length of a request's header.
+pub(crate) const HEADER_BYTES: usize = 40;
+/// Offset in the third area of the request's id, and of the payload's length.
+pub(crate) const ID_AT_BYTES: usize = 2 * AREA_BYTES + 8;
+pub(crate) const LENGTH_AT_BYTES: usize = ID_AT_BYTES + 8;
+const HEADERS_BYTES: usize = 2 * AREA_BYTES + 32;
+/// Bytes of payload that stay mapped in every entry.
+pub(crate) const SMALL_BYTES: usize = 64 << 10;
+/// Distance between the areas of two entries.
+const HEADERS_STRIDE_BYTES: usize = 512;
+
+/// Memory of one entry, lent to the kernel while it has no request: the areas, as the kernel's
+/// `fuse_uring_req_header`, and the payload.
+pub(crate) struct EntryMemory {
+    headers: *mut u8,
+    /// Has one buffer, which returns to it from anywhere.
+    payload: Rc<BufPool>,
+    at: *mut u8,
+    len: usize,
+    /// Bytes at the start of the payload that may be mapped.
+    touched: Cell<usize>,
+    /// The mapping that all of this lies in.
+    _memory: Rc<FixedMemory>,
+}
+
+/// The payload as memory of a buffer. There is one such object for each entry.
+struct Payload {
+    at: *mut u8,
+    len: usize,
+    _memory: Rc<FixedMemory>,
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: a part of the mapping, which this object keeps, that only this object refers to. The buffer is taken
+        // only while the entry has a request, so the kernel does not access it.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl AsMut<[u8]> for Payload {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+/// Returns how much memory `count` entries need.
+pub(crate) fn memory_of(count: usize, payload: usize) -> usize {
+    headers_of(count) + count * payload
+}
+
+fn headers_of(count: usize) -> usize {
+    (count * HEADERS_STRIDE_BYTES).next_multiple_of(BUF_ALIGN_BYTES)
+}
+
+impl EntryMemory {
+    /// Returns entry `index` of `count`.
+    pub(crate) fn new(memory: &Rc<FixedMemory>, index: usize, count: usize, len: usize) -> EntryMemory {
+        let headers = memory.at(index * HEADERS_STRIDE_BYTES, HEADERS_BYTES);
+        let at = memory.at(headers_of(count) + index * len, len);
+        let payload = BufPool::of(Box::new(Payload { at, len, _memory: memory.clone() }));
+        EntryMemory { headers, payload, at, len, touched: Cell::new(0), _memory: memory.clone() }
+    }
+
+    /// Records that the first `len` bytes of the payload are used. Returns whether that makes it a large entry.
+    pub(crate) fn touch(&self, len: usize) -> bool {
+        let before = self.touched.replace(self.touched.get().max(len));
+        before <= SMALL_BYTES && len > SMALL_BYTES
+    }
+
+    /// Gives memory back that `len` bytes of the payload do not need. Returns whether it was a large entry.
+    pub(crate) fn shrink(&self, len: usize) -> bool {
+        if self.touched.get() <= SMALL_BYTES || len > SMALL_BYTES {
+            return false;
+        }
+        self.touched.set(SMALL_BYTES);
+        // SAFETY: whole pages of the mapping; the entry has a request, and its buffer was returned.
+        let removed =
+            unsafe { libc::madvise(self.at.add(SMALL_BYTES).cast(), self.len - SMALL_BYTES, libc::MADV_REMOVE) };
+        debug_assert_eq!(removed, 0);
+        true
+    }
+
+    /// Takes the buffer; `None` if it has not been returned.
+    pub(crate) fn take(&self) -> Option<Buf> {
+        Some(self.payload.take(self.len)).filter(|buf| self.is_own(buf))
+    }
+
+    /// Returns whether `buf` is that of this entry.
+    pub(crate) fn is_own(&self, buf: &Buf) -> bool {
+        buf.as_ptr() == self.at.cast_const()
+    }
+
+    pub(crate) fn read<const N: usize>(&self, from: usize) -> [u8; N] {
+        assert!(from + N <= HEADERS_BYTES, "a part of the areas");
+        // SAFETY: a part of the areas; the entry has a request, so the kernel does not access its memory.
+        unsafe { self.headers.add(from).cast::<[u8; N]>().read_unaligned() }
+    }
+
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= HEADERS_BYTES, "a part of the areas");
+        // SAFETY: as in `read`.
+        unsafe { self.headers.add(at).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+/// A command: the memory that it lends, and what else the kernel reads of it.
+pub(crate) struct FuseCommand {
+    memory: Rc<EntryMemory>,
+    queue: u16,
+    task: Task,
+}
+
+enum Task {
+    /// Registers the entry, which has headers and payload.
+    Register(Box<[libc::iovec; 2]>),
+    /// Answers the request of this id.
+    Answer(u64),
+}
+
+impl FuseCommand {
+    /// A command for an entry that has no request.
+    pub(crate) fn register(memory: Rc<EntryMemory>, queue: u16) -> FuseCommand {
+        let part = |at: *mut u8, len| libc::iovec { iov_base: at.cast(), iov_len: len };
+        let headers = part(memory.headers, HEADERS_BYTES);
+        let parts = Box::new([headers, part(memory.at, memory.len)]);
+        FuseCommand { memory, queue, task: Task::Register(parts) }
+    }
+
+    /// A command for an entry that holds the answer to request `id`.
+    pub(crate) fn answer(memory: Rc<EntryMemory>, queue: u16, id: u64) -> FuseCommand {
+        FuseCommand { memory, queue, task: Task::Answer(id) }
+    }
+
+    /// Returns the entry for the ring.
+    pub(crate) fn entry(&self, file: &Handle) -> Entry128 {
+        let (number, id, parts) = match &self.task {
+            Task::Register(parts) => (REGISTER_CODE, 0, Some(parts)),
+            Task::Answer(id) => (COMMIT_AND_FETCH_CODE, *id, None),
+        };
+        let mut data = [0; 80];
+        data[8..16].copy_from_slice(&id.to_ne_bytes());
+        data[16..18].copy_from_slice(&self.queue.to_ne_bytes());
+        let command = opcode::UringCmd80::new(file.target(), number).cmd(data);
+        let Some(parts) = parts else { return command.build() };
+        let mut entry = command.addr(Some(parts.as_ptr() as u64)).build();
+        const LEN_AT_BYTES: usize = 24;
+        // SAFETY: an entry consists of 128 bytes, laid out as the kernel's `io_uring_sqe`, which has its length here.
+        unsafe { (&raw mut entry).cast::<u8>().add(LEN_AT_BYTES).cast::<u32>().write(parts.len() as u32) };
+        entry
+    }
+
+    /// Keeps the memory forever: the kernel may access it until this process has ended.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(self.memory.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_keeps_its_place_and_has_one_buffer() {
+        const LEN_BYTES: usize = 1 << 20;
+        let Ok(mapping) = FixedMemory::new(memory_of(3, LEN_BYTES)) else { return };
+        let entries: Vec<_> = (0..3).map(|index| EntryMemory::new(&mapping, index, 3, LEN_BYTES)).collect();
+        for entry in &entries {
+            let mut buf = entry.take().expect("it is there");
+            assert!(entry.is_own(&buf) && buf.len() == LEN_BYTES);
+            buf.set_len(5);
+            assert!(entry.take().is_none());
+            drop(buf);
+            assert_eq!(entry.take().map(|buf| buf.len()), Some(LEN_BYTES));
+            entry.write(ID_AT_BYTES, &7u64.to_ne_bytes());
+        }
+        let mut buf = entries[1].take().unwrap();
+        buf.fill(9);
+        drop(buf);
+        assert!(!entries[1].touch(SMALL_BYTES) && entries[1].touch(LEN_BYTES) && !entries[1].touch(LEN_BYTES));
+        assert!(!entries[1].shrink(LEN_BYTES) && entries[1].shrink(SMALL_BYTES) && !entries[1].shrink(0));
+        let buf = entries[1].take().unwrap();
+        assert_eq!((buf[SMALL_BYTES - 1], buf[SMALL_BYTES], buf[LEN_BYTES - 1]), (9, 0, 0));
+        assert_eq!(entries[2].read::<8>(ID_AT_BYTES), 7u64.to_ne_bytes());
+    }
+}
