@@ -5,15 +5,25 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use forkdisk::GatherPolicy;
 use forkdisk_control::{Client, params};
-use forkdisk_fuse::{MountOptions, SyscallHelper, connect, unmount};
+use forkdisk_fuse::{MountOptions, OverIoUring, SyscallHelper, connect, unmount};
 
 /// Returns how the serving process starts the verb `on-mount`: from its own executable, even if that was replaced
 /// meanwhile.
 pub fn syscall_helper() -> SyscallHelper {
     SyscallHelper { program: "/proc/self/exe".into(), args: ["on-mount", "--"].map(OsString::from).to_vec() }
+}
+
+/// Parses `auto`, `yes` or `no`.
+pub fn over_io_uring(word: &str) -> Result<OverIoUring> {
+    Ok(match word {
+        "auto" => OverIoUring::Auto,
+        "yes" => OverIoUring::Yes,
+        "no" => OverIoUring::No,
+        other => bail!("fuse_uring={other}: auto, yes or no is expected"),
+    })
 }
 
 /// Mounts, and has the daemon that serves the pool serve the mount. Returns its directory, without links.

@@ -116,6 +116,9 @@ keys! {
         notification; costs CPU";
     MOUNT "mount" Kind::Path, Serve, "",
         "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
+    FUSE_URING "fuse_uring" Kind::Choice(&["auto", "yes", "no"]), Serve, "auto",
+        "Whether requests of mounts come by io_uring, with less CPU: auto: where the kernel offers it; yes: a mount \
+        fails without (docs/mount.md)";
     KEEPER "keeper" Kind::Switch, Serve, "no",
         "Whether mounts, and loop devices on them, go on when this process is killed and another one serves the pool \
         (docs/serving.md)";

@@ -180,12 +180,16 @@ impl Host for Daemon {
 
     fn upgrade(&self, program: String) -> LocalFuture<Result<(), Failure>> {
         let (end, runtime, control) = (self.end.clone(), self.runtime.clone(), self.control.clone());
-        let (has_devices, pool) = (self.devices.count() > 0, self.pool.clone());
+        let (has_devices, pool, mounts) = (self.devices.count() > 0, self.pool.clone(), self.mounts.clone());
         Box::pin(async move {
             if end.wanted.has_happened() || end.is_upgrading.replace(true) {
                 return Err(Failure::new(ErrorKind::Busy, "the daemon is ending, or is being upgraded already"));
             }
             let ready = prepare(&runtime, &program, (has_devices, &pool), (&control, &end)).await;
+            let ready = ready.and_then(|successor| match mounts.has_queues() && !successor.takes_fuse_uring() {
+                true => Err(Failure::new(ErrorKind::Unsupported, QUEUES_NOT_TAKEN)),
+                false => Ok(successor),
+            });
             match ready {
                 Ok(successor) => {
                     *end.successor.borrow_mut() = Some(successor);
@@ -219,6 +223,10 @@ impl Host for Daemon {
         })
     }
 }
+
+/// Why a program without FUSE over io_uring cannot take over.
+const QUEUES_NOT_TAKEN: &str = "requests of a mount come by io_uring, which that program cannot continue: unmount it \
+    first, or serve with --fuse-uring no";
 
 /// Starts the program that is to take over, and waits until it is ready and no verb is under way.
 async fn prepare(

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
 use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{
-    InUse, MountOptions, MountRecord, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount,
+    InUse, MountOptions, MountRecord, OverIoUring, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount,
 };
 use forkdisk_uring::{Rt, UringDevice};
 
@@ -39,6 +39,8 @@ struct Inner {
     is_leaving: Cell<bool>,
     /// Holds the mounts while no daemon does.
     keeper: Option<Rc<Keeper>>,
+    /// Whether requests come by io_uring.
+    fuse_uring: OverIoUring,
 }
 
 #[derive(Clone)]
@@ -51,7 +53,7 @@ struct Mounted {
 }
 
 impl Mounts {
-    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, keeper: Option<Rc<Keeper>>) -> Mounts {
+    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, keeper: Option<Rc<Keeper>>, fuse_uring: OverIoUring) -> Mounts {
         Mounts(Rc::new(Inner {
             runtime: runtime.clone(),
             pool: pool.clone(),
@@ -59,6 +61,7 @@ impl Mounts {
             others: RefCell::default(),
             is_leaving: Cell::default(),
             keeper,
+            fuse_uring,
         }))
     }
 
@@ -114,11 +117,11 @@ impl Mounts {
 
     /// Continues a mount of another process.
     pub fn resume(&self, passed: PassedMount<OwnedFd>) -> Result<(), Failure> {
-        let PassedMount { mount, connection, held, survives } = passed;
+        let PassedMount { mount, connection, held, survives, queues } = passed;
         let (pool, dir) = (self.0.pool.clone(), PathBuf::from(&mount.dir));
         let volumes = Volumes::resume(pool, self.options(&mount)?, &held)?;
         let held = connection.try_clone().map_err(|e| Failure::file(&mount.dir, e))?;
-        let session = Session::resume(&self.0.runtime, volumes.clone(), &dir, connection)?;
+        let session = Session::resume(&self.0.runtime, volumes.clone(), &dir, (connection, queues))?;
         session.handle().set_survives_a_kill(survives);
         self.keep(&session.handle(), (&volumes, held), &mount);
         self.add(session, volumes, mount);
@@ -193,11 +196,17 @@ impl Mounts {
         let (dir, uid, gid) = (PathBuf::from(&mount.dir), mount.uid, mount.gid);
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
         let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
+        // An upgrade needs requests of this process's user, which the kernel refuses on mounts of others.
+        let over_io_uring = match rustix::process::getuid().as_raw() == uid {
+            true => self.0.fuse_uring,
+            false => OverIoUring::No,
+        };
         Ok(VolumesOptions::new(dir, uid, gid)
             .with_alone(alone)
             .with_gather(gather)
             .with_show_snapshots(mount.show_snapshots)
             .with_async_direct(async_direct)
+            .with_over_io_uring(over_io_uring)
             .with_syscall_helper(Some(syscall_helper())))
     }
 
@@ -231,8 +240,8 @@ impl Mounts {
         let mut passed = Vec::new();
         for Mounted { mount, volumes, handle, .. } in all {
             let Some(connection) = handle.pass_on().await? else { continue };
-            let survives = handle.survives_a_kill();
-            passed.push(PassedMount { mount, connection, held: volumes.pass_on(), survives });
+            let (survives, queues) = (handle.survives_a_kill(), handle.pass_on_queues()?);
+            passed.push(PassedMount { mount, connection, held: volumes.pass_on(), survives, queues });
         }
         Ok(passed)
     }
@@ -251,6 +260,11 @@ impl Mounts {
         }
         tracing::info!(%dir, "unmounted");
         self.0.all.borrow_mut().retain(|other| !Rc::ptr_eq(&other.volumes, &mounted.volumes));
+    }
+
+    /// Returns whether a mount has queues of io_uring.
+    pub fn has_queues(&self) -> bool {
+        self.0.all.borrow().iter().any(|mounted| mounted.handle.has_queues())
     }
 
     /// Returns the directories where the pool is mounted.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use forkdisk::{OpenOptions, Pool};
 use forkdisk_control::{ServerOptions as ControlOptions, params};
+use forkdisk_fuse::OverIoUring;
 use forkdisk_nbd::ServerOptions;
 use forkdisk_uring::{Config, SocketAccess, UringDevice};
 use forkdisk_vhost_user::ServerOptions as VhostOptions;
@@ -45,6 +46,8 @@ pub struct Settings {
     pub syslog: Option<PathBuf>,
     /// Where the pool is mounted, too.
     pub mount: Option<PathBuf>,
+    /// Whether requests of mounts come by io_uring.
+    pub fuse_uring: OverIoUring,
     /// How long mounts go on without a daemon; `None`: they end with it.
     pub keeper_limit: Option<Duration>,
     /// Whether it was started for attached devices and ends with the last of them.

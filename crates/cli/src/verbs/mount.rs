@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forkdisk::{GatherPolicy, Pool};
-use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions};
+use forkdisk_fuse::{MountOptions, OverIoUring, Session as Mount, SessionHandle, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, Rt, Signals, UringDevice};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -18,7 +18,7 @@ use crate::host;
 use crate::left_mount;
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
-use crate::served_mount::{mount_served, syscall_helper};
+use crate::served_mount::{mount_served, over_io_uring, syscall_helper};
 use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
 use crate::verbs::examples::examples;
 use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
@@ -42,7 +42,8 @@ pub struct MountArgs {
 
     /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered
     /// pages of files created there are gathered, as in `set gather=` (default auto); max_ratio=PERCENT:
-    /// share of this machine's dirty pages that may belong to this mount, 1 to 100 (root only, default 1)
+    /// share of this machine's dirty pages that may belong to this mount, 1 to 100 (root only, default 1);
+    /// fuse_uring=auto|yes|no: whether requests come by io_uring (default auto: where the kernel offers it)
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }
@@ -76,10 +77,18 @@ const SHOW_SNAPSHOTS: &str = "show_snapshots";
 /// Prefix of a policy's name; the next one is the prefix of a percentage.
 const GATHER: &str = "gather=";
 const MAX_RATIO: &str = "max_ratio=";
+/// Prefix of `auto`, `yes` or `no`.
+const FUSE_URING: &str = "fuse_uring=";
+/// All prefixes of options with a value.
+const VALUED: [&str; 3] = [GATHER, MAX_RATIO, FUSE_URING];
 
 /// Returns whether there is a mount option of this name, with any value.
 pub fn is_known(option: &str) -> bool {
-    KNOWN.contains(&option) || option.starts_with(GATHER) || option.starts_with(MAX_RATIO)
+    KNOWN.contains(&option) || has_value(option)
+}
+
+fn has_value(option: &str) -> bool {
+    VALUED.iter().any(|name| option.starts_with(name))
 }
 
 fn percentage(text: &str) -> Result<u8> {
@@ -94,16 +103,19 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         [dir] => (global.pool(None).context("name the pool and the folder: forkdisk mount POOL DIR")?, dir),
         _ => bail!("name the pool and the folder: forkdisk mount POOL DIR"),
     };
-    let (valued, options): (Vec<String>, Vec<String>) =
-        args.options.into_iter().partition(|o| o.starts_with(GATHER) || o.starts_with(MAX_RATIO));
+    let (valued, options): (Vec<String>, Vec<String>) = args.options.into_iter().partition(|option| has_value(option));
     let unknown = options.iter().find(|o| !is_known(o) && !o.is_empty());
     if let Some(option) = unknown {
         let known = KNOWN.join(", ");
-        bail!("mount option {option:?} is not known; there are {known}, {GATHER}POLICY and {MAX_RATIO}PERCENT");
+        bail!(
+            "mount option {option:?} is not known; there are {known}, {GATHER}POLICY, {MAX_RATIO}PERCENT and \
+            {FUSE_URING}WORD"
+        );
     }
     let value_of = |name: &str| valued.iter().filter_map(|option| option.strip_prefix(name)).next_back();
     let gather = value_of(GATHER).map_or(Ok(GatherPolicy::USUAL), str::parse)?;
     let max_ratio = value_of(MAX_RATIO).map(percentage).transpose()?;
+    let fuse_uring = value_of(FUSE_URING);
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
     left_mount::make_way(&dir, &pool)?;
@@ -118,10 +130,12 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         .with_max_ratio(max_ratio);
     let json = global.output.json();
     if let Some(mut client) = daemon(global, &pool)? {
+        ensure!(fuse_uring.is_none(), "a daemon serves the pool: its setting fuse_uring decides");
         let dir = mount_served(&mut client, &dir, &options, (gather, show_snapshots))?;
         announce(&options.source, &dir, json)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let over_io_uring = over_io_uring(fuse_uring.unwrap_or("auto"))?;
     if args.daemon {
         match detach::is_detached() {
             false => return detach::start(),
@@ -145,7 +159,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
             .with_commit_interval(commit_interval)
             .with_clock(None);
         let open = open_pool(device, &runtime, &pool, engine).await?;
-        let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
+        let shown = (options, gather, show_snapshots, over_io_uring);
+        let outcome = serve(&runtime, &open, dir, shown, json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");
         let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
         if closed.is_ok() && access == Access::Write {
@@ -162,7 +177,7 @@ async fn serve(
     runtime: &Rt,
     pool: &Pool<UringDevice>,
     dir: PathBuf,
-    (options, gather, show_snapshots): (MountOptions, GatherPolicy, bool),
+    (options, gather, show_snapshots, over_io_uring): (MountOptions, GatherPolicy, bool, OverIoUring),
     json: bool,
     signals: Rc<Signals>,
 ) -> Result<()> {
@@ -174,6 +189,7 @@ async fn serve(
         .with_gather(gather)
         .with_show_snapshots(show_snapshots)
         .with_async_direct(async_direct)
+        .with_over_io_uring(over_io_uring)
         .with_syscall_helper(syscall_helper);
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forkdisk::{DiscardPolicy, WhenFull};
 use forkdisk_control::ServerOptions as ControlOptions;
+use forkdisk_fuse::OverIoUring;
 use forkdisk_nbd::{ServerOptions, nbd_uri};
 use forkdisk_uring::SocketAccess;
 use forkdisk_vhost_user::ServerOptions as VhostOptions;
@@ -21,6 +22,7 @@ use crate::host;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 use crate::patterns::Patterns;
+use crate::served_mount::over_io_uring;
 use crate::verbs::examples::examples;
 use crate::volume_sockets::VolumeSockets;
 
@@ -120,6 +122,7 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
         mount: config.path(&key::MOUNT),
+        fuse_uring: fuse_uring(config)?,
         keeper_limit: match config.switch(&key::KEEPER)? {
             true => Some(config.time(&key::KEEPER_LIMIT)?),
             false => None,
@@ -151,6 +154,20 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
             .with_max_connections(config.count(&key::CONTROL_CONNECTIONS)?)
             .with_max_message(config.size(&key::CONTROL_MESSAGE)?),
     })
+}
+
+/// Returns whether requests of mounts come by io_uring. A kept mount has to survive the memory that the queues lend.
+fn fuse_uring(config: &Configuration) -> Result<OverIoUring> {
+    let chosen = over_io_uring(config.word(&key::FUSE_URING).unwrap_or_default())?;
+    match config.switch(&key::KEEPER)? {
+        true if chosen == OverIoUring::Yes => {
+            bail!(
+                "fuse_uring=yes and keeper exclude each other: the kernel loses requests of a killed process's queues"
+            )
+        }
+        true => Ok(OverIoUring::No),
+        false => Ok(chosen),
+    }
 }
 
 /// Returns when freed space is discarded.

@@ -39,6 +39,7 @@ mod mount_kill;
 mod mount_programs;
 mod mount_served;
 mod mount_times;
+mod mount_uring;
 mod nbd;
 mod nbd_clients;
 mod nbd_hostile;

@@ -14,11 +14,12 @@
 pub mod codec;
 mod mount;
 mod off_thread;
+mod processors;
 mod session;
 mod syscall_helper;
 mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
-pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
+pub use session::{Handler, Notifier, OverIoUring, PassedQueues, Session, SessionHandle, unmount_patiently};
 pub use syscall_helper::{SyscallHelper, carry_out};
 pub use volumes::{InUse, MountRecord, PassedMount, Volumes, VolumesOptions, Watcher};

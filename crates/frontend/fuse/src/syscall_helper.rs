@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::mount::unmount;
+use crate::processors::{online_processors, spawn_on};
 use crate::session::unmount_patiently;
 
 /// How a helper is started. It must write the result of [`carry_out`] for the arguments after
@@ -37,6 +38,8 @@ pub enum MountCall {
     Unmount(PathBuf),
     /// Unmounts lazily, even if in use.
     Detach(PathBuf),
+    /// Makes so many requests on each processor at a time, and waits for their replies.
+    Occupy(PathBuf, u16),
 }
 
 /// Failure of a call.
@@ -63,6 +66,9 @@ impl From<forkdisk::Error> for Refusal {
         Refusal { errno: error.errno(), text: error.to_string() }
     }
 }
+
+/// Prefix of a count.
+const OCCUPY: &str = "occupy-";
 
 type Outcome = Result<(), Refusal>;
 
@@ -93,15 +99,17 @@ impl MountCall {
             MountCall::WriteBackAll(dir) => Ok(rustix::fs::syncfs(File::open(dir)?).map_err(io::Error::from)?),
             MountCall::Unmount(dir) => Ok(unmount_patiently(dir)?),
             MountCall::Detach(dir) => Ok(unmount(dir, true)?),
+            MountCall::Occupy(dir, count) => occupy(dir, *count),
         }
     }
 
-    fn words(&self) -> (&'static str, &Path) {
+    fn words(&self) -> (String, &Path) {
         match self {
-            MountCall::WriteBack(file) => ("write-back", file),
-            MountCall::WriteBackAll(dir) => ("write-back-all", dir),
-            MountCall::Unmount(dir) => ("unmount", dir),
-            MountCall::Detach(dir) => ("detach", dir),
+            MountCall::WriteBack(file) => ("write-back".to_string(), file),
+            MountCall::WriteBackAll(dir) => ("write-back-all".to_string(), dir),
+            MountCall::Unmount(dir) => ("unmount".to_string(), dir),
+            MountCall::Detach(dir) => ("detach".to_string(), dir),
+            MountCall::Occupy(dir, count) => (format!("{OCCUPY}{count}"), dir),
         }
     }
 
@@ -113,9 +121,24 @@ impl MountCall {
             "write-back-all" => MountCall::WriteBackAll(path),
             "unmount" => MountCall::Unmount(path),
             "detach" => MountCall::Detach(path),
-            _ => return None,
+            other => MountCall::Occupy(path, other.strip_prefix(OCCUPY)?.parse().ok()?),
         })
     }
+}
+
+/// Makes `count` requests on each processor.
+fn occupy(dir: &Path, count: u16) -> Outcome {
+    let request = |processor| {
+        let dir = dir.to_path_buf();
+        // Any request occupies an entry.
+        spawn_on(processor, move || {
+            let _ = rustix::fs::statfs(&dir);
+        })
+    };
+    let processors = online_processors();
+    let threads: Vec<_> = (0..count).flat_map(|_| processors.iter().copied().map(request)).collect();
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+    Ok(())
 }
 
 impl SyscallHelper {
@@ -174,6 +197,13 @@ mod tests {
             let (word, path) = call.words();
             assert_eq!(MountCall::from_words(&[word.into(), path.into()]), Some(call.clone()));
         }
+        let occupy = MountCall::Occupy(path(), 32);
+        let (word, dir) = occupy.words();
+        assert_eq!(
+            (word.as_str(), MountCall::from_words(&["occupy-32".into(), dir.into()])),
+            ("occupy-32", Some(occupy.clone()))
+        );
+        assert_eq!(MountCall::from_words(&["occupy-".into(), "/".into()]), None);
         assert_eq!(MountCall::from_words(&["sing".into(), "/".into()]), None);
         assert_eq!(MountCall::from_words(&["unmount".into()]), None);
     }

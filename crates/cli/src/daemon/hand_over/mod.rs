@@ -35,7 +35,12 @@ const NO_FILES: &[OwnedFd] = &[];
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     /// From the new process: it can take over.
-    Ready { format: u32 },
+    Ready {
+        format: u32,
+        /// It can take over mounts with queues of io_uring.
+        #[serde(default)]
+        fuse_uring: bool,
+    },
     /// From the new process: it cannot.
     Failed { why: String },
     /// From the old process, with all descriptors.

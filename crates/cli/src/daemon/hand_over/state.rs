@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use forkdisk_control::{PassedPeer, params};
+use forkdisk_fuse::PassedQueues;
 use forkdisk_nbd::PassedClient;
 use forkdisk_vhost_user::PassedSession;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -72,6 +73,13 @@ pub struct PassedMount<F> {
     /// Whether it could be continued after a kill.
     #[serde(default)]
     pub survives: bool,
+    /// Its queues of io_uring.
+    #[serde(default = "no_queues")]
+    pub queues: Option<PassedQueues<F>>,
+}
+
+fn no_queues<F>() -> Option<PassedQueues<F>> {
+    None
 }
 
 impl<F> State<F> {
@@ -82,9 +90,10 @@ impl<F> State<F> {
             let socket = convert(socket);
             PassedListener { place, socket, accepted: accepted.into_iter().map(convert).collect() }
         };
-        let mount = |PassedMount { mount, connection, held, survives }, convert: &mut dyn FnMut(F) -> G| {
+        let mount = |PassedMount { mount, connection, held, survives, queues }, convert: &mut dyn FnMut(F) -> G| {
             let connection = convert(connection);
-            PassedMount { mount, connection, held, survives }
+            let queues = queues.map(|queues: PassedQueues<F>| queues.map(convert));
+            PassedMount { mount, connection, held, survives, queues }
         };
         State {
             began_ns: self.began_ns,

@@ -30,6 +30,8 @@ pub struct Successor {
     program: PathBuf,
     child: Option<Child>,
     channel: Channel,
+    /// It can take over mounts with queues of io_uring.
+    takes_fuse_uring: bool,
 }
 
 impl Successor {
@@ -54,17 +56,21 @@ impl Successor {
         let child = command.spawn().with_context(|| format!("{}: cannot be started", program.display()))?;
         drop(command);
         let watched = Watched::new(runtime, ours.try_clone().context("a socket")?.into());
-        let successor = Successor { program: program.to_path_buf(), child: Some(child), channel: Channel::new(ours) };
+        let (program, channel) = (program.to_path_buf(), Channel::new(ours));
+        let successor = Successor { program, child: Some(child), channel, takes_fuse_uring: false };
         let ready = runtime.timeout(READY_LIMIT, watched.readable()).await;
-        ensure!(ready.is_ok(), "{} was not ready within {READY_LIMIT:?}", program.display());
+        ensure!(ready.is_ok(), "{} was not ready within {READY_LIMIT:?}", successor.program.display());
         successor.expect_ready()
     }
 
     fn expect_ready(mut self) -> Result<Successor> {
         self.channel.set_patience(Some(REST_LIMIT))?;
         match self.receive()? {
-            Message::Ready { format: FORMAT_VERSION } => Ok(self),
-            Message::Ready { format } => {
+            Message::Ready { format: FORMAT_VERSION, fuse_uring } => {
+                self.takes_fuse_uring = fuse_uring;
+                Ok(self)
+            }
+            Message::Ready { format, .. } => {
                 bail!(
                     "{} passes on connections by format {format}, and this daemon by {FORMAT_VERSION}",
                     self.program.display()
@@ -116,6 +122,11 @@ impl Successor {
         told.with_context(|| format!("{} has ended", self.program.display()))?;
         self.child = None;
         Ok(())
+    }
+
+    /// Returns whether the program can take over mounts with queues of io_uring.
+    pub fn takes_fuse_uring(&self) -> bool {
+        self.takes_fuse_uring
     }
 
     /// Returns the process id of the program.

@@ -28,6 +28,8 @@ impl Capabilities {
     pub const NO_EXPORT_SUPPORT: Capabilities = Capabilities(1 << 38);
     /// The kernel can send requests again that were received and not answered.
     pub const RESEND: Capabilities = Capabilities(1 << 39);
+    /// Requests come through queues of io_uring.
+    pub const OVER_IO_URING: Capabilities = Capabilities(1 << 41);
     const INIT_EXT: u64 = 1 << 30;
 
     /// Returns the union of both.

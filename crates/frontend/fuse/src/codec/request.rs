@@ -218,6 +218,43 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Decodes a request that arrived in parts: `head` has its header, followed by the operation's own fields, and
+    /// `payload` the remaining `rest` bytes. The payload's buffer has the data of a write, and becomes that of a read.
+    ///
+    /// Returns `None` if the request is invalid.
+    pub fn decode_parts(head: &[u8], mut payload: Buf, rest: usize) -> Option<Request> {
+        let mut r = Fields(head);
+        let (length, opcode) = (r.u32()? as usize, r.u32()?);
+        let (unique, node, uid, gid, pid) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?, r.u32()?);
+        let header = Header { unique, node, uid, gid, pid, resent: unique & RESENT != 0 };
+        let own = length.checked_sub(HEADER + rest)?;
+        let own = head.get(HEADER..HEADER + own)?;
+        let mut fields = Fields(own);
+        let operation = match opcode {
+            READ => {
+                let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()? as usize);
+                if size > payload.capacity() {
+                    return None;
+                }
+                payload.set_len(size);
+                Operation::Read { handle, offset, buf: payload }
+            }
+            WRITE => {
+                let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()? as usize);
+                let flags = fields.u32()?;
+                if size != rest || size > payload.capacity() {
+                    return None;
+                }
+                payload.set_len(size);
+                Operation::Write { handle, offset, flags, data: payload }
+            }
+            _ => operation(opcode, &header, &mut Fields(&[own, payload.get(..rest)?].concat()))?,
+        };
+        Some(Request { header, operation })
+    }
+}
+
 /// Bytes of data up to which a write is copied: that is cheaper than a new receive buffer.
 const SMALL: usize = 64 << 10;
 /// Mark in the id of a request that is sent again; the reply repeats it.
@@ -400,6 +437,61 @@ mod tests {
             let Operation::Write { handle: 3, offset: 4096, data, .. } = request.operation else { panic!("no write") };
             assert!(data.len() == len && data.iter().all(|&b| b == 0xaa), "{len}");
         }
+    }
+
+    /// Returns a request in parts: its header, `own` fields, and a payload of 64 KiB that begins with `rest`.
+    fn in_parts(opcode: u32, own: &[u8], rest: &[u8], length: usize) -> Option<Operation> {
+        let mut head = Vec::new();
+        [length as u32, opcode].into_iter().for_each(|v| head.u32(v));
+        [77, 5].into_iter().for_each(|v| head.u64(v));
+        [1000, 100, 4242, 0].into_iter().for_each(|v| head.u32(v));
+        head.extend_from_slice(own);
+        head.resize(HEADER + 128, 0xee);
+        let mut payload = Buf::zeroed(64 << 10);
+        payload[..rest.len()].copy_from_slice(rest);
+        let request = Request::decode_parts(&head, payload, rest.len())?;
+        assert_eq!((request.header.unique, request.header.node), (77, 5));
+        Some(request.operation)
+    }
+
+    #[test]
+    fn a_request_in_parts_keeps_its_buffer() {
+        let mut own = Vec::new();
+        [3, 4096].into_iter().for_each(|v| own.u64(v));
+        [100, 4].into_iter().for_each(|v| own.u32(v));
+        own.resize(40, 0);
+        let Some(Operation::Write { handle: 3, offset: 4096, flags: 4, data }) =
+            in_parts(WRITE, &own, &[0xaa; 100], HEADER + 140)
+        else {
+            panic!("no write")
+        };
+        assert_eq!((&data[..], data.capacity()), (&[0xaa; 100][..], 64 << 10));
+        let Some(Operation::Read { handle: 3, offset: 4096, buf }) = in_parts(READ, &own, &[], HEADER + 40) else {
+            panic!("no read")
+        };
+        assert_eq!((buf.len(), buf.capacity()), (100, 64 << 10));
+        let Some(Operation::Lookup { name }) = in_parts(1, &[], b"name\0", HEADER + 5) else { panic!("no lookup") };
+        assert_eq!(name, "name");
+        let mut folder = Vec::new();
+        folder.u64(9);
+        let Some(Operation::Rename { name, folder: 9, new_name, .. }) = in_parts(12, &folder, b"a\0b\0", HEADER + 12)
+        else {
+            panic!("no rename")
+        };
+        assert_eq!((name.as_str(), new_name.as_str()), ("a", "b"));
+    }
+
+    #[test]
+    fn a_request_in_parts_that_says_too_much_is_refused() {
+        let mut own = Vec::new();
+        [3, 4096].into_iter().for_each(|v| own.u64(v));
+        [(64 << 10) + 1, 0].into_iter().for_each(|v| own.u32(v));
+        own.resize(40, 0);
+        assert!(in_parts(WRITE, &own, &[0xaa; 100], HEADER + 140).is_none());
+        assert!(in_parts(READ, &own, &[], HEADER + 40).is_none());
+        assert!(in_parts(1, &[], b"name\0", HEADER + 4).is_none());
+        assert!(in_parts(1, &[], b"name\0", HEADER + 200).is_none());
+        assert!(in_parts(1, &[], b"no end", HEADER + 6).is_none());
     }
 
     #[test]

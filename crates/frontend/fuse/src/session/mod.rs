@@ -5,8 +5,9 @@
 
 mod memory;
 mod notify;
+mod queues;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,8 +27,10 @@ use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
 use crate::off_thread::off_thread;
 use crate::syscall_helper::{MountCall, SyscallHelper};
 use memory::Memory;
+use queues::Queues;
 
 pub use notify::Notifier;
+pub use queues::{OverIoUring, PassedQueues};
 
 /// Most background requests, for which no program waits.
 const BACKGROUND_REQUESTS: u16 = 64;
@@ -60,6 +63,12 @@ pub trait Handler: 'static {
         false
     }
 
+    /// Returns whether requests come through queues of io_uring. No other process can continue such a mount after a
+    /// kill: the kernel does not send requests of the queues again.
+    fn over_io_uring(&self) -> OverIoUring {
+        OverIoUring::No
+    }
+
     /// Returns the helper for system calls on the mount itself. Without one a thread of this
     /// process makes them, and a kill during one leaves a process that does not end.
     fn syscall_helper(&self) -> Option<SyscallHelper> {
@@ -89,6 +98,10 @@ struct State {
     left: Cell<bool>,
     /// The kernel can send requests again that were not answered.
     resends: Cell<bool>,
+    /// Requests come through queues of io_uring.
+    queues: RefCell<Option<Rc<Queues>>>,
+    /// Number of requests that came through them.
+    by_queues: Cell<u64>,
 }
 
 /// A mounted file system. Unmounted when dropped.
@@ -110,6 +123,7 @@ impl SessionHandle {
         if state.stopping.replace(true) {
             return;
         }
+        state.wake();
         let (dir, syscall_helper) = (state.dir.clone(), state.syscall_helper.clone());
         let ended = off_thread(move || {
             let make = |call: MountCall| call.make(syscall_helper.as_ref());
@@ -138,9 +152,7 @@ impl SessionHandle {
             return Ok(None);
         }
         state.leaving.set(true);
-        if let Some(waker) = state.waiting.take() {
-            waker.wake();
-        }
+        state.wake();
         while !state.left.get() && !state.stopping.get() {
             state.rt.sleep_for(LEAVING_LOOK).await;
         }
@@ -151,6 +163,19 @@ impl SessionHandle {
         }
     }
 
+    /// Returns the queues of a mount that was passed on, if it has any.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn pass_on_queues(&self) -> std::io::Result<Option<PassedQueues<OwnedFd>>> {
+        self.0.queues.borrow().as_ref().map(|queues| queues.pass_on()).transpose()
+    }
+
+    /// Returns whether requests come through queues of io_uring.
+    pub fn has_queues(&self) -> bool {
+        self.0.queues.borrow().is_some()
+    }
+
     /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.0.dir
@@ -159,7 +184,7 @@ impl SessionHandle {
     /// Returns whether another process could continue the mount after a kill of this one
     /// ([`Session::take_over`]): that needs Linux 6.9. Known of a mount that this process or the one before has made.
     pub fn survives_a_kill(&self) -> bool {
-        self.0.resends.get()
+        self.0.resends.get() && !self.has_queues()
     }
 
     /// Sets what is known of a mount of another process.
@@ -206,7 +231,9 @@ impl<H: Handler> Session<H> {
     /// The kernel does not answer, or its protocol is too old.
     pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
         let session = Session::new(rt, handler, dir, connection)?;
-        session.agree().await?;
+        if let Some(queues) = session.agree().await? {
+            session.serve_queues(&queues);
+        }
         raise_read_ahead(&session.state.dir, MAX_WRITE);
         session.handler.mounted(session.notifier.clone());
         Ok(session)
@@ -232,6 +259,8 @@ impl<H: Handler> Session<H> {
             waiting: Cell::new(None),
             left: Cell::new(false),
             resends: Cell::new(false),
+            queues: RefCell::default(),
+            by_queues: Cell::new(0),
         };
         let state = Rc::new(state);
         let notifier =
@@ -242,9 +271,19 @@ impl<H: Handler> Session<H> {
     /// Continues a mount of another process ([`SessionHandle::pass_on`]) at `dir`.
     ///
     /// # Errors
-    /// There is no free descriptor.
-    pub fn resume(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+    /// There is no free descriptor, or no room for the queues.
+    pub fn resume(
+        rt: &Rt,
+        handler: Rc<H>,
+        dir: &Path,
+        (connection, queues): (OwnedFd, Option<PassedQueues<OwnedFd>>),
+    ) -> Result<Session<H>> {
         let session = Session::new(rt, handler, dir, connection)?;
+        if let Some(passed) = queues {
+            let state = &session.state;
+            let queues = Queues::resume(&state.rt, &state.connection, &session.notifier, passed);
+            session.serve_queues(&queues.map_err(|e| Error::io("continuing FUSE over io_uring", e))?);
+        }
         session.handler.mounted(session.notifier.clone());
         Ok(session)
     }
@@ -254,7 +293,7 @@ impl<H: Handler> Session<H> {
     /// # Errors
     /// There is no free descriptor; `Unsupported` if the kernel cannot send requests again.
     pub fn take_over(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
-        let session = Session::resume(rt, handler, dir, connection)?;
+        let session = Session::resume(rt, handler, dir, (connection, None))?;
         session.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
         session.state.resends.set(true);
         Ok(session)
@@ -265,7 +304,11 @@ impl<H: Handler> Session<H> {
         SessionHandle(self.state.clone())
     }
 
-    async fn agree(&self) -> Result<()> {
+    /// Negotiates. Returns the queues of io_uring to serve, if they were chosen.
+    async fn agree(&self) -> Result<Option<Rc<Queues>>> {
+        let over_io_uring = self.handler.over_io_uring();
+        let state = &self.state;
+        let queues = Queues::choose(&state.rt, over_io_uring, &state.connection, &self.notifier)?;
         let mut buf = Buf::zeroed(MAX_WRITE);
         let mut head = [0; HEAD];
         loop {
@@ -279,9 +322,13 @@ impl<H: Handler> Session<H> {
                 return Err(Error::new(ErrorKind::Unsupported, "the kernel's first request is not INIT"));
             };
             self.state.resends.set(init.offered.has(Capabilities::RESEND));
-            let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct())?;
+            let queues = queues.filter(|_| init.offered.has(Capabilities::OVER_IO_URING));
+            if queues.is_none() && over_io_uring == OverIoUring::Yes {
+                return Err(Error::new(ErrorKind::Unsupported, queues::NOT_OFFERED));
+            }
+            let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct(), queues.is_some())?;
             self.state.send(header.unique, Reply::Init(reply));
-            return Ok(());
+            return Ok(queues);
         }
     }
 
@@ -303,10 +350,17 @@ impl<H: Handler> Session<H> {
     /// Waits for the requests in flight. Some of them wait for the kernel, which may wait for further requests: those
     /// are served, too.
     async fn leave(&self) -> Result<()> {
-        while self.state.requests.get() > 0 {
+        let queues = self.state.queues.borrow().clone();
+        let mut is_occupied = queues.is_none();
+        while self.state.requests.get() > 0 || !is_occupied {
             self.state.rt.sleep_for(LEAVING_LOOK).await;
             if self.notifier.is_busy() {
                 self.receive_all().await?;
+            } else if self.state.requests.get() == 0
+                && let Some(queues) = &queues
+            {
+                queues.occupy(&self.state).await;
+                is_occupied = true;
             }
         }
         self.state.left.set(true);
@@ -373,13 +427,13 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Waits for a request, or until the mount leaves. Returns false if there will be none.
+    /// Waits for a request, or until the mount leaves or is to end. Returns false if there will be none.
     async fn wait(&self) -> Result<bool> {
         let mut readable = pin!(self.state.connection.readable());
         let ready = match self.state.stopping.get() {
             false => {
                 let arrives = poll_fn(|cx| {
-                    if self.state.leaving.get() {
+                    if self.state.leaving.get() || self.state.stopping.get() {
                         return Poll::Ready(Ok(()));
                     }
                     self.state.waiting.set(Some(cx.waker().clone()));
@@ -387,9 +441,14 @@ impl<H: Handler> Session<H> {
                 });
                 arrives.await
             }
-            true => match self.state.rt.timeout(GRACE, readable).await {
-                Ok(ready) => ready,
-                Err(_) => return Ok(false),
+            true => loop {
+                let before = self.state.by_queues.get();
+                match self.state.rt.timeout(GRACE, readable.as_mut()).await {
+                    Ok(ready) => break ready,
+                    // What the kernel writes back comes through the queues.
+                    Err(_) if self.state.by_queues.get() != before || self.state.requests.get() > 0 => {}
+                    Err(_) => return Ok(false),
+                }
             },
         };
         ready.map(|()| true).map_err(|e| Error::io("waiting for the kernel", e))
@@ -451,7 +510,7 @@ impl<H: Handler> Drop for Session<H> {
 }
 
 /// Chooses from the kernel's offer.
-fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<InitReply> {
+fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool, over_io_uring: bool) -> Result<InitReply> {
     const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
     const WANTED: Capabilities = NEEDED
         .and(Capabilities::ASYNC_READ)
@@ -467,12 +526,20 @@ fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<
     }
     let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
     let wanted = if async_direct { wanted.and(Capabilities::ASYNC_DIO) } else { wanted };
+    let wanted = if over_io_uring { wanted.and(Capabilities::OVER_IO_URING) } else { wanted };
     let wanted = Capabilities(wanted.0 & init.offered.0);
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
     Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND_REQUESTS, max_write: MAX_WRITE as u32 })
 }
 
 impl State {
+    /// Lets the task that waits for requests look again.
+    fn wake(&self) {
+        if let Some(waker) = self.waiting.take() {
+            waker.wake();
+        }
+    }
+
     fn receive(&self, head: &mut [u8; HEAD], body: &mut Buf) -> rustix::io::Result<usize> {
         rustix::io::readv(&self.connection, &mut [IoSliceMut::new(head), IoSliceMut::new(body)])
     }

@@ -38,7 +38,7 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
-use crate::session::{Handler, Notifier};
+use crate::session::{Handler, Notifier, OverIoUring};
 use crate::syscall_helper::SyscallHelper;
 use nodes::{Node, Nodes};
 use record::Change;
@@ -66,6 +66,8 @@ pub struct VolumesOptions {
     pub show_snapshots: bool,
     /// Direct writes may run concurrently with each other and with their program; see [`Handler::async_direct`].
     pub async_direct: bool,
+    /// Whether requests come through queues of io_uring; see [`Handler::over_io_uring`].
+    pub over_io_uring: OverIoUring,
     /// Helper for system calls on the mount itself; see [`Handler::syscall_helper`].
     pub syscall_helper: Option<SyscallHelper>,
 }
@@ -76,13 +78,14 @@ forkdisk::setters! {
         with_gather gather: GatherPolicy,
         with_show_snapshots show_snapshots: bool,
         with_async_direct async_direct: bool,
+        with_over_io_uring over_io_uring: OverIoUring,
         with_syscall_helper syscall_helper: impl Into<Option<SyscallHelper>>,
     }
 }
 
 impl VolumesOptions {
     /// A pool shown at `dir` beside other users of it; files without an owner belong to `uid` and `gid`. Nothing is
-    /// gathered, `.snapshots` is not listed, and there is no helper.
+    /// gathered, `.snapshots` is not listed, requests come through `/dev/fuse`, and there is no helper.
     pub fn new(dir: impl Into<PathBuf>, uid: u32, gid: u32) -> VolumesOptions {
         VolumesOptions {
             dir: dir.into(),
@@ -92,6 +95,7 @@ impl VolumesOptions {
             gather: GatherPolicy::Off,
             show_snapshots: false,
             async_direct: false,
+            over_io_uring: OverIoUring::No,
             syscall_helper: None,
         }
     }
@@ -364,6 +368,10 @@ impl<D: Device> Handler for Volumes<D> {
 
     fn async_direct(&self) -> bool {
         self.options.async_direct
+    }
+
+    fn over_io_uring(&self) -> OverIoUring {
+        self.options.over_io_uring
     }
 
     fn syscall_helper(&self) -> Option<SyscallHelper> {
