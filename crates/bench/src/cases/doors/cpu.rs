@@ -15,7 +15,7 @@ use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
 use super::row;
-use super::subjects::{BARE, Cost, Door, NBDKIT, OURS, QEMU, Work, open};
+use super::subjects::{BARE, Cost, Door, FUSE_URING, NBDKIT, OURS, QEMU, Work, open};
 
 /// The bound of a server with rings in memory: this many times the bare loop's CPU, and this many microseconds.
 const BOUND: (f64, f64) = (1.35, 0.5);
@@ -121,6 +121,12 @@ fn rows_of(work: &Work, doors: &[Door], costs: &[Vec<Cost>], times: usize) -> Ve
                 }
                 _ => {}
             }
+        }
+        if door.name == FUSE_URING
+            && let Some(before) = of("fuse", OURS)
+        {
+            let ratios = costs.iter().zip(before).map(|(a, b)| a.server / b.server).collect();
+            add(OURS, "server_cpu_ratio_to_dev_fuse", "ratio", ratios);
         }
         for (peer, word) in [(QEMU, "qemu_storage_daemon"), (NBDKIT, "nbdkit")] {
             let Some(theirs) = of(door.name, peer) else { continue };

@@ -138,13 +138,19 @@ pub struct MountedPool {
 }
 
 impl MountedPool {
-    /// Runs `forkdisk mount`; `volume` is a volume of the pool.
-    pub fn new(context: &Context<'_>, pool: &Path, name: &str, volume: &str) -> Result<MountedPool> {
+    /// Runs `forkdisk mount`; `volume` is a volume of the pool, `fuse_uring` whether requests come by io_uring.
+    pub fn new(
+        context: &Context<'_>,
+        pool: &Path,
+        (name, fuse_uring): (&str, &str),
+        volume: &str,
+    ) -> Result<MountedPool> {
         let dir = context.disk(&format!("{name}.mnt"));
         std::fs::create_dir_all(&dir)?;
         let undoable = Undoable::new(Thing::Mount(dir.clone()));
         let mut command = Command::new(&context.options.program);
         command.arg("mount").arg(pool).arg(&dir).args(["--log", "error"]);
+        command.arg("-o").arg(format!("fuse_uring={fuse_uring}"));
         let file = dir.join(volume);
         Ok(MountedPool { process: Process::start(command, || Ok(file.exists()))?, dir, undoable })
     }

@@ -65,8 +65,11 @@ pub struct Door {
 
 type Make = fn(&Context<'_>, u64) -> Result<Box<dyn Subject>>;
 
+/// FUSE over io_uring, beside `fuse`, which is over /dev/fuse.
+pub const FUSE_URING: &str = "fuse-uring";
+
 /// All doors: name, program, and how it is made for `span` bytes of data.
-const DOORS: [(&str, &str, Make); 10] = [
+const DOORS: [(&str, &str, Make); 11] = [
     ("library", BARE, |context, span| Ok(Box::new(Bottom::new(context, span)?))),
     ("library", OURS, |context, span| Ok(Box::new(Library(pool(context, span, "library")?)))),
     ("vhost-user", OURS, our_vhost_user),
@@ -75,6 +78,7 @@ const DOORS: [(&str, &str, Make); 10] = [
     ("nbd", QEMU, their_nbd),
     ("nbd", NBDKIT, nbdkit),
     ("fuse", OURS, our_fuse),
+    (FUSE_URING, OURS, our_fuse_uring),
     ("fuse", QEMU, their_fuse),
     ("loop", OURS, our_loop),
 ];
@@ -295,10 +299,15 @@ impl Subject for Served {
     }
 }
 
-fn served(context: &Context<'_>, span: u64, name: &str, is_attached: bool) -> Result<Box<dyn Subject>> {
+fn served(
+    context: &Context<'_>,
+    span: u64,
+    (name, fuse_uring): (&str, &str),
+    is_attached: bool,
+) -> Result<Box<dyn Subject>> {
     anyhow::ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse does not exist: load the kernel module fuse");
     let pool = pool(context, span, name)?;
-    let mounted = MountedPool::new(context, pool.path(), name, VOLUME)?;
+    let mounted = MountedPool::new(context, pool.path(), (name, fuse_uring), VOLUME)?;
     let path = mounted.file(VOLUME);
     let device = is_attached.then(|| LoopDevice::new(&File::options().read(true).write(true).open(&path)?));
     let (process, undoable) = mounted.into_parts();
@@ -307,12 +316,16 @@ fn served(context: &Context<'_>, span: u64, name: &str, is_attached: bool) -> Re
 }
 
 fn our_fuse(context: &Context<'_>, span: u64) -> Result<Box<dyn Subject>> {
-    served(context, span, "fuse", false)
+    served(context, span, ("fuse", "no"), false)
+}
+
+fn our_fuse_uring(context: &Context<'_>, span: u64) -> Result<Box<dyn Subject>> {
+    served(context, span, (FUSE_URING, "yes"), false)
 }
 
 /// The volume's file on a loop device with direct I/O, as `forkdisk attach --by loop` makes it.
 fn our_loop(context: &Context<'_>, span: u64) -> Result<Box<dyn Subject>> {
-    served(context, span, "loop", true)
+    served(context, span, ("loop", "auto"), true)
 }
 
 fn their_fuse(context: &Context<'_>, span: u64) -> Result<Box<dyn Subject>> {

@@ -58,7 +58,7 @@ fn target(context: &Context<'_>, place: Place, span: u64, door: &str, name: &str
             Box::new(OverNbd { server, verbs, _pool: pool })
         }
         MOUNT => {
-            let mounted = MountedPool::new(context, pool.path(), name, ALONE)?;
+            let mounted = MountedPool::new(context, pool.path(), (name, "no"), ALONE)?;
             Box::new(OverMount { mounted, _pool: pool })
         }
         _ => {
