@@ -1,7 +1,7 @@
 //! FUSE over io_uring: the same files as over /dev/fuse, upgrades, kills, and kernels that do not offer it.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,6 +132,36 @@ fn programs_go_on_over_upgrades_by_io_uring() {
     lab.json(&["upgrade", POOL]);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 6);
     drop(removed);
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_program_that_fails_to_take_over_loses_no_request_of_a_queue() {
+    let Some(_offer) = Offer::set("Y") else { return };
+    let lab = Lab::with_pool("256M");
+    fs::create_dir(lab.path("m")).unwrap();
+    let server = Server::start_with(&lab, POOL, &["--mount", "m", "--fuse-uring", "yes"]);
+    let (dir, ends) = (lab.path("m"), Arc::new(AtomicBool::new(false)));
+    let workers = (0..4u64).map(|n| {
+        let (dir, ends) = (dir.clone(), ends.clone());
+        thread::spawn(move || work(&dir, n, &ends))
+    });
+    let workers: Vec<_> = workers.collect();
+    // The first does not say that it can continue queues, the second says so and ends.
+    for (name, ready, why) in [
+        ("old", r#"\034\000\000\000\000\000\000\000{"Ready":{"format":1}}      "#, "fuse-uring"),
+        ("bad", r#"\050\000\000\000\000\000\000\000{"Ready":{"format":1,"fuse_uring":true}}"#, "without taking over"),
+    ] {
+        let text = format!("#!/bin/sh\nprintf '{ready}' >&0\nsleep 0.2\n");
+        let program = lab.write_file(name, text.as_bytes());
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let message = lab.run(&["upgrade", POOL, "--program", program.to_str().unwrap()]).refused();
+        assert!(message.contains(why), "{name}: {message}");
+        assert!(fs::read_dir(&dir).unwrap().count() <= 4);
+    }
+    ends.store(true, Ordering::Relaxed);
+    workers.into_iter().for_each(|worker| assert!(worker.join().unwrap() > 1));
     server.stop();
     lab.assert_clean();
 }
