@@ -167,8 +167,10 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
         while commits.ended.get() < commits.asked.get() {
             commits.begun.set(commits.asked.get());
             let covered = commits.begun.get();
-            let asked = commits.flush_asked.get() > commits.ended.get();
-            let asked = correct!(asked, Bug::UnflushedAnswersFlush => asked && !is_all_written(&store));
+            let asked = correct!(
+                commits.flush_asked.get() > commits.ended.get(),
+                Bug::UnflushedAnswersFlush => commits.flush_asked.get() > commits.ended.get() && !is_all_written(&store)
+            );
             let flushes = asked || commits.sealing.get();
             if correct!(flushes, Bug::UnflushedEndsInterval => true) {
                 store.interval.begin_commit();
