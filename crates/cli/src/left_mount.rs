@@ -6,12 +6,18 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
-use forkdisk_fuse::{mounted_at, unmount};
+use forkdisk_fuse::{mounted_at, probe, unmount};
 use forkdisk_uring::abandon_loop;
 use rustix::io::Errno;
 
+use crate::served_mount::syscall_helper;
+
 /// Time in which the process behind a mount answers.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Errors of a mount after the end of its process. The kernel aborts the connection some moments after that: requests
+/// under way get the second one.
+const IS_GONE: [i32; 2] = [Errno::NOTCONN.raw_os_error(), Errno::CONNABORTED.raw_os_error()];
 
 /// State of a mounted pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +30,15 @@ pub enum State {
     Silent,
 }
 
-/// Returns the state of the mount at `dir`. `stat` may be answered from the kernel's cache for a while; `statfs` never
-/// is.
+/// Returns the state of the mount at `dir`, as a helper process finds it: a request that the stopped server of a mount
+/// has received cannot be interrupted, and a process with a thread in it cannot end.
 pub fn state_of(dir: &Path) -> State {
     let (sender, receiver) = mpsc::channel();
     let dir = dir.to_path_buf();
-    // It ends with the mount or with this process.
-    thread::spawn(move || sender.send(rustix::fs::statfs(&dir).err()));
+    // The helper ends with the mount or when the mount answers.
+    thread::spawn(move || sender.send(probe(&dir, &syscall_helper()).err().and_then(|error| error.raw_os_error())));
     match receiver.recv_timeout(PATIENCE) {
-        // The kernel aborts the connection some moments after the process ended: requests under way get ECONNABORTED.
-        Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)) => State::Dead,
+        Ok(Some(errno)) if IS_GONE.contains(&errno) => State::Dead,
         Ok(_) => State::Served,
         Err(_) => State::Silent,
     }

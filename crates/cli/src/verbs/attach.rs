@@ -118,7 +118,7 @@ fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
     if let Some(owner) = daemon_of(global, pool)? {
         return Ok(owner);
     }
-    // A mount whose process was killed cannot serve. One that a keeper holds is continued by the daemon.
+    // A mount counts only while a process serves it. The daemon continues a mount that a keeper holds.
     let mut mounts = forkdisk_fuse::mounts().into_iter().filter(|(_, mount)| Path::new(&mount.source) == pool);
     if let Some((dir, _)) = mounts.rfind(|(dir, _)| state_of(dir) == State::Served) {
         return Ok(Owner::Mount(dir));

@@ -198,3 +198,22 @@ fn a_kept_mount_does_not_use_io_uring() {
     let refused = lab.run(&["serve", POOL, "--keeper", "--fuse-uring", "yes"]).refused();
     assert!(refused.contains("exclude each other"), "{refused}");
 }
+
+#[test]
+fn a_verb_on_the_mount_of_a_stopped_server_ends() {
+    for offer in ["Y", "N"] {
+        let Some(_offer) = Offer::set(offer) else { return };
+        let lab = Lab::with_pool("64M");
+        fs::create_dir(lab.path("m")).unwrap();
+        let server = Server::start_with(&lab, POOL, &["--mount", "m"]);
+        let signal = |name: &str| succeed(Command::new("kill").args([name, &server.pid().to_string()]));
+        signal("-STOP");
+        let mounted = lab.run(&["mount", POOL, "m"]);
+        signal("-CONT");
+        let why = mounted.refused();
+        assert!(why.contains("does not answer"), "{offer}: {why}");
+        fs::write(lab.path("m/a"), "goes on").unwrap();
+        server.stop();
+        lab.assert_clean();
+    }
+}

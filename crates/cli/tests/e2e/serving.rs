@@ -95,6 +95,13 @@ fn taken(lab: &Lab) -> u64 {
     fs::metadata(lab.path(POOL)).unwrap().blocks() * 512
 }
 
+/// Writes the first `count` MiB of a volume.
+fn write_pieces(client: &mut Client, count: u64) {
+    for piece in 0..count {
+        client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
+    }
+}
+
 #[test]
 fn what_is_trimmed_becomes_a_hole_in_the_file_while_it_is_served() {
     for policy in ["--discard=yes", "--discard-after=1s"] {
@@ -108,9 +115,7 @@ fn trimmed_while_served(policy: &str) {
     let server = Server::start_with(&lab, POOL, &[policy]);
     let before = taken(&lab);
     let mut client = Client::connect(server.socket(), "a").unwrap();
-    for piece in 0..32 {
-        client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
-    }
+    write_pieces(&mut client, 32);
     client.flush().unwrap();
     assert!(taken(&lab) >= before + (32 << 20));
     client.trim(0, 16 << 20).unwrap();
@@ -133,9 +138,7 @@ fn a_preallocated_pool_keeps_its_space_unless_it_is_told_to_discard() {
     let write_and_trim = |policy: &[&str]| {
         let server = Server::start_with(&lab, POOL, policy);
         let mut client = Client::connect(server.socket(), "a").unwrap();
-        for piece in 0..16 {
-            client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
-        }
+        write_pieces(&mut client, 16);
         client.trim(0, 16 << 20).unwrap();
         drop(client);
         server.stop();
@@ -169,9 +172,7 @@ fn what_is_freed_while_it_is_served_is_a_hole_when_the_server_has_ended() {
     let before = taken(&lab);
     let server = Server::start(&lab);
     let mut client = Client::connect(server.socket(), "a").unwrap();
-    for piece in 0..32 {
-        client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
-    }
+    write_pieces(&mut client, 32);
     client.trim(0, 32 << 20).unwrap();
     drop(client);
     server.stop();

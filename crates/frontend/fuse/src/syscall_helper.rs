@@ -38,6 +38,8 @@ pub enum MountCall {
     Unmount(PathBuf),
     /// Unmounts lazily, even if in use.
     Detach(PathBuf),
+    /// Makes a request that the kernel does not answer from its cache.
+    Probe(PathBuf),
     /// Makes so many requests on each processor at a time, and waits for their replies.
     Occupy(PathBuf, u16),
 }
@@ -78,6 +80,15 @@ pub fn carry_out(words: &[OsString]) -> Option<String> {
     MountCall::from_words(words).map(|call| to_line(&call.make_here()))
 }
 
+/// Makes a request to the mount at `dir` that the kernel does not answer from its cache; returns when it is answered.
+///
+/// # Errors
+/// The error of the request: `ENOTCONN` or `ECONNABORTED` if the process of the mount has ended.
+pub fn probe(dir: &Path, syscall_helper: &SyscallHelper) -> io::Result<()> {
+    let outcome = MountCall::Probe(dir.to_path_buf()).make(Some(syscall_helper));
+    outcome.map_err(|refusal| io::Error::from_raw_os_error(refusal.errno))
+}
+
 impl MountCall {
     /// Makes the call through the helper, and waits for its end. Without a helper, makes it in this process.
     pub fn make(&self, syscall_helper: Option<&SyscallHelper>) -> Outcome {
@@ -99,6 +110,7 @@ impl MountCall {
             MountCall::WriteBackAll(dir) => Ok(rustix::fs::syncfs(File::open(dir)?).map_err(io::Error::from)?),
             MountCall::Unmount(dir) => Ok(unmount_patiently(dir)?),
             MountCall::Detach(dir) => Ok(unmount(dir, true)?),
+            MountCall::Probe(dir) => Ok(rustix::fs::statfs(dir).map(drop).map_err(io::Error::from)?),
             MountCall::Occupy(dir, count) => occupy(dir, *count),
         }
     }
@@ -109,6 +121,7 @@ impl MountCall {
             MountCall::WriteBackAll(dir) => ("write-back-all".to_string(), dir),
             MountCall::Unmount(dir) => ("unmount".to_string(), dir),
             MountCall::Detach(dir) => ("detach".to_string(), dir),
+            MountCall::Probe(dir) => ("probe".to_string(), dir),
             MountCall::Occupy(dir, count) => (format!("{OCCUPY}{count}"), dir),
         }
     }
@@ -121,6 +134,7 @@ impl MountCall {
             "write-back-all" => MountCall::WriteBackAll(path),
             "unmount" => MountCall::Unmount(path),
             "detach" => MountCall::Detach(path),
+            "probe" => MountCall::Probe(path),
             other => MountCall::Occupy(path, other.strip_prefix(OCCUPY)?.parse().ok()?),
         })
     }
@@ -146,6 +160,10 @@ impl SyscallHelper {
         let (word, path) = call.words();
         let mut command = Command::new(&self.program);
         command.args(&self.args).arg(word).arg(path).stdin(Stdio::null()).stdout(Stdio::piped());
+        if matches!(call, MountCall::Probe(_)) {
+            // It may outlive the caller, and must not hold the caller's output open.
+            command.stderr(Stdio::null());
+        }
         // Own process group, so that signals from the terminal do not interrupt a call that has started.
         command.process_group(0).spawn()
     }
@@ -192,7 +210,8 @@ mod tests {
     #[test]
     fn calls_and_their_words_belong_together() {
         let path = || PathBuf::from("/a b");
-        let all = [MountCall::WriteBack, MountCall::WriteBackAll, MountCall::Unmount, MountCall::Detach];
+        let all =
+            [MountCall::WriteBack, MountCall::WriteBackAll, MountCall::Unmount, MountCall::Detach, MountCall::Probe];
         for call in all.map(|call| call(path())) {
             let (word, path) = call.words();
             assert_eq!(MountCall::from_words(&[word.into(), path.into()]), Some(call.clone()));
@@ -209,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_reach_whoever_asked() {
+    fn outcomes_reach_the_caller() {
         let full = Err(Refusal { errno: libc::ENOSPC, text: "no room, and\nno more to say".to_string() });
         for outcome in [Ok(()), full] {
             assert_eq!(from_line(&format!("{}\n", to_line(&outcome))), Some(outcome));
@@ -219,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deputy_says_how_it_went() {
+    fn the_outcome_of_a_helper_is_passed_on() {
         let call = MountCall::WriteBack("/nowhere/at all".into());
         let said = shell(r#"test "$1 $2" = "write-back /nowhere/at all" && echo "28 full""#);
         assert_eq!(call.make(Some(&said)), Err(Refusal { errno: libc::ENOSPC, text: "full".to_string() }));
@@ -230,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_deputy_calls_are_made_all_the_same() {
+    fn without_a_helper_calls_are_made_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();

@@ -37,7 +37,7 @@ fn checkpoint(space: &mut Space) {
     retain(space, &kept);
 }
 
-/// A space whose second data block was freed and is retained.
+/// A space in which the second data block was freed and is retained.
 fn with_a_freed_block(limit: u64) -> (Space, Block) {
     let mut space = space(limit);
     let blocks = [1, 2, 3].map(|volume| alloc_block(&mut space, volume));

@@ -1,6 +1,6 @@
 //! Requests through queues of io_uring (Linux 6.14) instead of `/dev/fuse`: one command answers a request and waits for
-//! the next one, whose data lies in memory of this process already. Notifications, and requests without a reply, still
-//! go through `/dev/fuse`.
+//! the next one, and the data lies in memory of this process already. Notifications, and requests without a reply,
+//! still go through `/dev/fuse`.
 
 use std::cell::RefCell;
 use std::io;
