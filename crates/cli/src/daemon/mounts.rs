@@ -195,17 +195,15 @@ impl Mounts {
     fn options(&self, mount: &params::Mount) -> Result<VolumesOptions, Failure> {
         let (dir, uid, gid) = (PathBuf::from(&mount.dir), mount.uid, mount.gid);
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
-        let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
         // An upgrade needs requests of this process's user, which the kernel refuses on mounts of others.
         let over_io_uring = match rustix::process::getuid().as_raw() == uid {
             true => self.0.fuse_uring,
             false => OverIoUring::No,
         };
         Ok(VolumesOptions::new(dir, uid, gid)
-            .with_alone(alone)
+            .with_alone(false)
             .with_gather(gather)
             .with_show_snapshots(mount.show_snapshots)
-            .with_async_direct(async_direct)
             .with_over_io_uring(over_io_uring)
             .with_syscall_helper(Some(syscall_helper())))
     }

@@ -183,12 +183,10 @@ async fn serve(
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let syscall_helper = Some(syscall_helper());
-    let (alone, async_direct) = (true, false);
     let shown = VolumesOptions::new(dir.clone(), uid, gid)
-        .with_alone(alone)
+        .with_alone(true)
         .with_gather(gather)
         .with_show_snapshots(show_snapshots)
-        .with_async_direct(async_direct)
         .with_over_io_uring(over_io_uring)
         .with_syscall_helper(syscall_helper);
     let volumes = Volumes::new(pool.clone(), shown);

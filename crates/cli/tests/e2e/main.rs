@@ -33,6 +33,7 @@ mod live_backup;
 mod metrics;
 mod mount;
 mod mount_conventions;
+mod mount_direct;
 mod mount_files;
 mod mount_fstab;
 mod mount_kill;

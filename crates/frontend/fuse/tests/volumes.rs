@@ -24,7 +24,6 @@ impl Mount {
             .with_alone(true)
             .with_gather(GatherPolicy::Off)
             .with_show_snapshots(false)
-            .with_async_direct(false)
             .with_syscall_helper(None);
         Mount { volumes: Volumes::new(pool.clone(), options), pool }
     }
@@ -75,7 +74,7 @@ impl Mount {
     }
 
     async fn read(&self, handle: u64, offset: u64, len: usize) -> Vec<u8> {
-        match self.ask(0, Operation::Read { handle, offset, buf: Buf::zeroed(len) }).await {
+        match self.ask(0, Operation::Read { handle, offset, flags: 0, buf: Buf::zeroed(len) }).await {
             Reply::Data(data) => data.to_vec(),
             reply => panic!("{reply:?}"),
         }
@@ -198,7 +197,10 @@ fn renaming_refuses_what_no_file_system_does() {
         assert_eq!(mount.errno(ROOT, Operation::RemoveFolder { name: "d".into() }).await, libc::ENOTEMPTY);
         assert_eq!(mount.errno(99, Operation::Lookup { name: "a".into() }).await, libc::ENOTDIR);
         assert_eq!(mount.errno(98, Operation::Lookup { name: "a".into() }).await, libc::ESTALE);
-        assert_eq!(mount.errno(0, Operation::Read { handle: 77, offset: 0, buf: Buf::zeroed(1) }).await, libc::EBADF);
+        assert_eq!(
+            mount.errno(0, Operation::Read { handle: 77, offset: 0, flags: 0, buf: Buf::zeroed(1) }).await,
+            libc::EBADF
+        );
     });
 }
 
@@ -311,7 +313,7 @@ fn another_process_continues_with_the_record_of_a_killed_one() {
         let next = Mount { volumes, pool };
         assert_eq!(next.read(handle, 0, 5).await, b"hello", "a removed file that is open");
         assert_eq!(
-            next.errno(0, Operation::Read { handle: released, offset: 0, buf: Buf::zeroed(1) }).await,
+            next.errno(0, Operation::Read { handle: released, offset: 0, flags: 0, buf: Buf::zeroed(1) }).await,
             libc::EBADF
         );
         assert!(next.find(folder, "b").await.is_some(), "the folder has its number, under its new name");

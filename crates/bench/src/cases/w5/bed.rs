@@ -229,7 +229,6 @@ async fn serve(
         .with_alone(true)
         .with_gather(gather)
         .with_show_snapshots(false)
-        .with_async_direct(false)
         .with_syscall_helper(None);
     let volumes = Volumes::new(pool.clone(), options);
     let session = Session::mount(rt, volumes, dir, &MountOptions::default().with_source("bench")).await?;

@@ -12,4 +12,4 @@ mod request;
 pub use attr::{Attr, Entry, Kind, SetAttr, StatFs, Time};
 pub use init::{Capabilities, InitReply, InitRequest};
 pub use reply::{DirectoryPage, Reply, open_flags};
-pub use request::{Decoded, HEAD, Header, MAX_WRITE, Operation, Request, write_flags};
+pub use request::{Decoded, HEAD, Header, MAX_WRITE, Operation, Request, read_flags, write_flags};

@@ -13,8 +13,18 @@ const HEADER: usize = 40;
 /// Most bytes of one read or write.
 pub const MAX_WRITE: usize = 1 << 20;
 
+/// Flags of a read.
+pub mod read_flags {
+    /// The request names the caller's open files: it is a direct read. Those of the page cache have no owner.
+    pub const HAS_OWNER: u32 = 1 << 1;
+}
+
 /// Flags of a write.
 pub mod write_flags {
+    /// The kernel writes back what it has cached.
+    pub const FROM_CACHE: u32 = 1 << 0;
+    /// As [`read_flags::HAS_OWNER`](super::read_flags::HAS_OWNER): a direct write.
+    pub const HAS_OWNER: u32 = 1 << 1;
     /// Clear the set-user-id and set-group-id bits.
     pub const DROP_PRIVILEGES: u32 = 1 << 2;
 }
@@ -99,6 +109,7 @@ pub enum Operation {
     Read {
         handle: u64,
         offset: u64,
+        flags: u32,
         buf: Buf,
     },
     Write {
@@ -234,11 +245,12 @@ impl Request {
         let operation = match opcode {
             READ => {
                 let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()? as usize);
+                let flags = fields.u32()?;
                 if size > payload.capacity() {
                     return None;
                 }
                 payload.set_len(size);
-                Operation::Read { handle, offset, buf: payload }
+                Operation::Read { handle, offset, flags, buf: payload }
             }
             WRITE => {
                 let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()? as usize);
@@ -263,8 +275,8 @@ const READ: u32 = 15;
 const WRITE: u32 = 16;
 
 fn read(r: &mut Fields<'_>, take: impl FnOnce(usize) -> Buf) -> Option<Operation> {
-    let (handle, offset, size) = (r.u64()?, r.u64()?, r.u32()? as usize);
-    (size <= MAX_WRITE).then(|| Operation::Read { handle, offset, buf: take(size) })
+    let (handle, offset, size, flags) = (r.u64()?, r.u64()?, r.u32()? as usize, r.u32()?);
+    (size <= MAX_WRITE).then(|| Operation::Read { handle, offset, flags, buf: take(size) })
 }
 
 fn write(
@@ -466,7 +478,8 @@ mod tests {
             panic!("no write")
         };
         assert_eq!((&data[..], data.capacity()), (&[0xaa; 100][..], 64 << 10));
-        let Some(Operation::Read { handle: 3, offset: 4096, buf }) = in_parts(READ, &own, &[], HEADER + 40) else {
+        let Some(Operation::Read { handle: 3, offset: 4096, flags: 4, buf }) = in_parts(READ, &own, &[], HEADER + 40)
+        else {
             panic!("no read")
         };
         assert_eq!((buf.len(), buf.capacity()), (100, 64 << 10));

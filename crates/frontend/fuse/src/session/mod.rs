@@ -57,12 +57,6 @@ pub trait Handler: 'static {
         true
     }
 
-    /// Returns whether direct writes may still be in flight when their program continues. The kernel does not
-    /// invalidate cached pages of the range after such a write, so no program may read these files through the cache.
-    fn async_direct(&self) -> bool {
-        false
-    }
-
     /// Returns whether requests come through queues of io_uring. No other process can continue such a mount after a
     /// kill: the kernel does not send requests of the queues again.
     fn over_io_uring(&self) -> OverIoUring {
@@ -326,7 +320,7 @@ impl<H: Handler> Session<H> {
             if queues.is_none() && over_io_uring == OverIoUring::Yes {
                 return Err(Error::new(ErrorKind::Unsupported, queues::NOT_OFFERED));
             }
-            let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct(), queues.is_some())?;
+            let reply = greet(&init, self.handler.caches_writes(), queues.is_some())?;
             self.state.send(header.unique, Reply::Init(reply));
             return Ok(queues);
         }
@@ -510,10 +504,11 @@ impl<H: Handler> Drop for Session<H> {
 }
 
 /// Chooses from the kernel's offer.
-fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool, over_io_uring: bool) -> Result<InitReply> {
+fn greet(init: &InitRequest, caches_writes: bool, over_io_uring: bool) -> Result<InitReply> {
     const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
     const WANTED: Capabilities = NEEDED
         .and(Capabilities::ASYNC_READ)
+        .and(Capabilities::ASYNC_DIO)
         .and(Capabilities::READDIRPLUS)
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2)
@@ -525,7 +520,6 @@ fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool, over_io_ur
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
     let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
-    let wanted = if async_direct { wanted.and(Capabilities::ASYNC_DIO) } else { wanted };
     let wanted = if over_io_uring { wanted.and(Capabilities::OVER_IO_URING) } else { wanted };
     let wanted = Capabilities(wanted.0 & init.offered.0);
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);

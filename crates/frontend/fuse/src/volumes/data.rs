@@ -8,7 +8,7 @@ use super::nodes::Node;
 use super::passed::PassedFile;
 use super::record::Change;
 use super::{Failed, Open, Outcome, Volumes};
-use crate::codec::{Header, Reply, open_flags, write_flags};
+use crate::codec::{Header, Reply, open_flags, read_flags, write_flags};
 use crate::off_thread::off_thread;
 
 /// Most bytes shared by one request; the caller then requests the rest, and can be interrupted in between.
@@ -64,6 +64,11 @@ impl<D: Device> Volumes<D> {
             0 => drop(writers.remove(&id)),
             n => drop(writers.insert(id, n)),
         }
+        drop(writers);
+        // The kernel drops its cache at the next open.
+        if !self.options.alone && self.cached.has(id) && !self.is_open(id) {
+            self.cached.remove(id);
+        }
     }
 
     /// Makes the kernel write back what it has cached for a volume that is open for writing.
@@ -77,8 +82,11 @@ impl<D: Device> Volumes<D> {
         settled.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    pub(super) async fn read(self: Rc<Self>, handle: u64, offset: u64, mut buf: Buf) -> Outcome {
+    pub(super) async fn read(self: Rc<Self>, handle: u64, offset: u64, flags: u32, mut buf: Buf) -> Outcome {
         let file = self.file(handle)?;
+        if flags & read_flags::HAS_OWNER == 0 && !file.volume.read_only() {
+            self.cached.add(file.volume.id(), offset, buf.len() as u64);
+        }
         let left = file.volume.size().saturating_sub(offset);
         if left < buf.len() as u64 {
             buf.set_len(left as usize);
@@ -101,8 +109,14 @@ impl<D: Device> Volumes<D> {
         if end > file.volume.size() {
             Box::pin(file.volume.grow_to(end)).await.map_err(too_large)?;
         }
+        if !is_direct(flags) {
+            self.cached.add(file.volume.id(), offset, data.len() as u64);
+        }
         let (result, data) = file.volume.write(offset, data, false).await;
-        self.tell(file.volume.id(), offset, data.len() as u64).await;
+        // Also after an error: a part may be written.
+        if let Some(seen) = self.make_seen(file.volume.id(), (offset, data.len() as u64), is_direct(flags)) {
+            seen.await;
+        }
         result?;
         Ok(Reply::Stored(data))
     }
@@ -140,6 +154,11 @@ impl<D: Device> Volumes<D> {
         self.tell(target.id(), to.1, len).await;
         Ok(copied(len))
     }
+}
+
+/// Returns whether a write with these flags bypasses the page cache.
+fn is_direct(flags: u32) -> bool {
+    flags & (write_flags::HAS_OWNER | write_flags::FROM_CACHE) == write_flags::HAS_OWNER
 }
 
 /// Converts an error about a length that no volume can have.

@@ -10,6 +10,7 @@
 //! references to. Every change is visible at once and durable with the next `fsync` of any file.
 
 mod attributes;
+mod cached;
 mod copiers;
 mod data;
 mod destination;
@@ -40,6 +41,7 @@ use slab::Slab;
 use crate::codec::{Entry, Header, Operation, Reply, Time};
 use crate::session::{Handler, Notifier, OverIoUring};
 use crate::syscall_helper::SyscallHelper;
+use cached::Cached;
 use nodes::{Node, Nodes};
 use record::Change;
 
@@ -64,8 +66,6 @@ pub struct VolumesOptions {
     pub gather: GatherPolicy,
     /// Whether `.snapshots` is listed in the root; it can be entered by name in any case.
     pub show_snapshots: bool,
-    /// Direct writes may run concurrently with each other and with their program; see [`Handler::async_direct`].
-    pub async_direct: bool,
     /// Whether requests come through queues of io_uring; see [`Handler::over_io_uring`].
     pub over_io_uring: OverIoUring,
     /// Helper for system calls on the mount itself; see [`Handler::syscall_helper`].
@@ -77,7 +77,6 @@ forkdisk::setters! {
         with_alone alone: bool,
         with_gather gather: GatherPolicy,
         with_show_snapshots show_snapshots: bool,
-        with_async_direct async_direct: bool,
         with_over_io_uring over_io_uring: OverIoUring,
         with_syscall_helper syscall_helper: impl Into<Option<SyscallHelper>>,
     }
@@ -94,7 +93,6 @@ impl VolumesOptions {
             alone: false,
             gather: GatherPolicy::Off,
             show_snapshots: false,
-            async_direct: false,
             over_io_uring: OverIoUring::No,
             syscall_helper: None,
         }
@@ -123,6 +121,7 @@ pub struct Volumes<D: Device> {
     /// How often each volume is open for writing: only for these can the kernel have data to write back.
     writers: RefCell<HashMap<VolumeId, usize>>,
     copiers: copiers::Copiers,
+    cached: Cached,
     notifier: OnceCell<Notifier>,
     watcher: OnceCell<Watcher>,
     in_use: OnceCell<InUse>,
@@ -184,7 +183,7 @@ impl<D: Device> Volumes<D> {
     /// Creates the file system for `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
         let (nodes, files, folders, writers, notifier, watcher, in_use) = Default::default();
-        let (copiers, root_changed) = (Default::default(), Cell::new(now()));
+        let (copiers, cached, root_changed) = (Default::default(), Cached::default(), Cell::new(now()));
         Rc::new(Volumes {
             pool,
             options,
@@ -193,6 +192,7 @@ impl<D: Device> Volumes<D> {
             folders,
             writers,
             copiers,
+            cached,
             notifier,
             watcher,
             in_use,
@@ -349,7 +349,9 @@ impl<R: Future<Output = Outcome>, W: Future<Output = Outcome>> Future for Work<R
 impl<D: Device> Handler for Volumes<D> {
     fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply> {
         match operation {
-            Operation::Read { handle, offset, buf } => Work::Read { work: self.read(handle, offset, buf) },
+            Operation::Read { handle, offset, flags, buf } => {
+                Work::Read { work: self.read(handle, offset, flags, buf) }
+            }
             Operation::Write { handle, offset, flags, data } => {
                 Work::Write { work: self.write(handle, offset, flags, data) }
             }
@@ -364,10 +366,6 @@ impl<D: Device> Handler for Volumes<D> {
 
     fn caches_writes(&self) -> bool {
         self.options.alone
-    }
-
-    fn async_direct(&self) -> bool {
-        self.options.async_direct
     }
 
     fn over_io_uring(&self) -> OverIoUring {
@@ -395,7 +393,7 @@ mod tests {
         fn size<A, F>(_: impl Fn(A) -> F) -> usize {
             size_of::<F>()
         }
-        let read = size(|volumes: Rc<Volumes<UringDevice>>| volumes.read(0, 0, Buf::zeroed(0)));
+        let read = size(|volumes: Rc<Volumes<UringDevice>>| volumes.read(0, 0, 0, Buf::zeroed(0)));
         let write = size(|volumes: Rc<Volumes<UringDevice>>| volumes.write(0, 0, 0, Buf::zeroed(0)));
         let handled = size(|(volumes, header, operation): (Rc<Volumes<UringDevice>>, Header, Operation)| {
             volumes.handle(header, operation)

@@ -84,6 +84,7 @@ impl<D: Device> Volumes<D> {
         for (_, file) in files.iter().filter(|(_, file)| file.writes) {
             *volumes.writers.borrow_mut().entry(file.volume.id()).or_default() += 1;
         }
+        files.iter().for_each(|(_, file)| volumes.cached.add_all(file.volume.id()));
         *volumes.files.borrow_mut() = files.into_iter().collect();
         let kind = |is_folder| if is_folder { Kind::Folder } else { Kind::File };
         let folder = |PassedFolder { handle, entries, request }: &PassedFolder| {
@@ -140,7 +141,8 @@ impl<D: Device> Volumes<D> {
     pub async fn forget_cached(&self) {
         let open: BTreeSet<VolumeId> = self.files.borrow().iter().map(|(_, file)| file.volume.id()).collect();
         for id in open {
-            self.changed(id, 0, 0).await;
+            self.cached.add_all(id);
+            self.drop_cached(id, 0, u64::MAX).await;
         }
     }
 }
