@@ -132,6 +132,8 @@ bugs! {
     UnaskedGroupBeforeData = "unasked-group-before-data",
     /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
+    /// The checksum of data is computed from memory that another process changes before it is written.
+    SharedMemoryNotCopied = "shared-memory-not-copied",
     /// FUA is acknowledged without a commit.
     FuaWithoutCommit = "fua-without-commit",
     /// Pages discarded since a snapshot count as unchanged.

@@ -12,6 +12,8 @@ use std::rc::Rc;
 pub const SECTOR: usize = 512;
 
 const OP_BITS: u32 = 22;
+/// Marks the other contents of a write from memory that changes meanwhile.
+pub const OTHER_CONTENTS_FLAG: u32 = 1 << (OP_BITS - 1);
 const VOLUME_BITS: u32 = 15;
 const PLACE_BITS: u32 = 26;
 const BLEND_FLAG: u64 = 1 << 63;

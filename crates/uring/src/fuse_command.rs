@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use forkdisk::Buf;
-use forkdisk::device::{BUF_ALIGN_BYTES, BufPool};
+use forkdisk::device::{BUF_ALIGN_BYTES, BufMemory, BufPool};
 use io_uring::opcode;
 use io_uring::squeue::Entry128;
 
@@ -62,6 +62,8 @@ impl AsMut<[u8]> for Payload {
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
     }
 }
+
+impl BufMemory for Payload {}
 
 /// Returns how much memory `count` entries need.
 pub(crate) fn memory_of(count: usize, payload: usize) -> usize {

@@ -1,9 +1,14 @@
 //! Memory shared with a process that may take it away: shortening the file under a mapping turns an access into
 //! SIGBUS. A handler replaces the mapping by zeroes and marks it as lost, so that the access ends and is noticed.
 
+use std::any::Any;
 use std::io;
+use std::rc::Rc;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use forkdisk::Buf;
+use forkdisk::device::BufMemory;
 
 use crate::sys;
 
@@ -48,7 +53,7 @@ impl MemoryGuard {
         let index = free.ok_or_else(|| io::Error::other(format!("{RANGE_COUNT} ranges are guarded already")))?;
         let range = &RANGES[index];
         range.lost.store(false, Ordering::Release);
-        range.start.store(start as usize, Ordering::Release);
+        range.start.store(start.expose_provenance(), Ordering::Release);
         range.len.store(len, Ordering::Release);
         Ok(MemoryGuard { index })
     }
@@ -56,6 +61,52 @@ impl MemoryGuard {
     /// Returns whether an access found the memory gone. From then on it reads as zeroes and is not shared any more.
     pub fn is_lost(&self) -> bool {
         RANGES[self.index].lost.load(Ordering::Acquire)
+    }
+}
+
+impl MemoryGuard {
+    /// Returns a buffer in `len` bytes of the guarded memory from `at` on, whole pages; `None` if they are not.
+    /// `mapping` keeps the memory mapped, and this guard, until the buffer is dropped.
+    pub fn buffer(&self, at: usize, len: usize, mapping: Rc<dyn Any>) -> Option<Buf> {
+        let range = &RANGES[self.index];
+        let (start, size) = (range.start.load(Ordering::Acquire), range.len.load(Ordering::Acquire));
+        let is_inside = at.checked_add(len).is_some_and(|end| end <= size);
+        let first = start.wrapping_add(at);
+        if !is_inside || len == 0 || !(first | len).is_multiple_of(PAGE_BYTES) {
+            return None;
+        }
+        let at = std::ptr::with_exposed_provenance_mut(first);
+        Some(Buf::shared(Box::new(Part { at, len, range: self.index, _mapping: mapping })))
+    }
+}
+
+/// A part of guarded memory.
+struct Part {
+    at: *mut u8,
+    len: usize,
+    /// Index of the guarded range.
+    range: usize,
+    _mapping: Rc<dyn Any>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: a part of a mapping that this object keeps. Other processes may change it at any time: its bytes are
+        // passed to the kernel, copied and filled, and nothing depends on reading a byte twice.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl AsMut<[u8]> for Part {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+impl BufMemory for Part {
+    fn is_lost(&self) -> bool {
+        RANGES[self.range].lost.load(Ordering::Acquire)
     }
 }
 

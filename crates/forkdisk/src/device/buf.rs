@@ -47,28 +47,32 @@ struct Frame([u8; BUF_ALIGN_BYTES]);
 const LAZY_ALLOC_BYTES: usize = 1 << 20;
 
 /// Memory that a caller provides for a buffer: whole frames, aligned as they are, always at the same address.
-pub trait BufMemory: AsRef<[u8]> + AsMut<[u8]> {}
-
-impl<M: AsRef<[u8]> + AsMut<[u8]>> BufMemory for M {}
+pub trait BufMemory: AsRef<[u8]> + AsMut<[u8]> {
+    /// Returns whether an access found that the memory was taken away; its contents are undefined since then.
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
 
 /// Memory that exists once it is touched.
 enum Mapped {
     Own(MmapMut),
     Provided(Box<dyn BufMemory>),
+    Shared(Box<dyn BufMemory>),
 }
 
 impl Mapped {
     fn bytes(&self) -> &[u8] {
         match self {
             Mapped::Own(map) => map,
-            Mapped::Provided(memory) => (**memory).as_ref(),
+            Mapped::Provided(memory) | Mapped::Shared(memory) => (**memory).as_ref(),
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Mapped::Own(map) => map,
-            Mapped::Provided(memory) => (**memory).as_mut(),
+            Mapped::Provided(memory) | Mapped::Shared(memory) => (**memory).as_mut(),
         }
     }
 }
@@ -134,6 +138,31 @@ impl Buf {
     /// Creates a buffer of `len` zero bytes that belongs to no pool.
     pub fn zeroed(len: usize) -> Buf {
         Buf { memory: Memory::zeroed(len), len, slot: None, home: Weak::new() }
+    }
+
+    /// Creates a buffer in memory that others may change at any time, such as a guest's. It can be read into, and
+    /// written from: what is written are its contents at some moment of the write.
+    ///
+    /// # Panics
+    /// If `memory` is not whole frames of [`BUF_ALIGN_BYTES`].
+    pub fn shared(memory: Box<dyn BufMemory>) -> Buf {
+        let bytes = (*memory).as_ref();
+        let (len, address) = (bytes.len(), bytes.as_ptr().addr());
+        assert!((len | address).is_multiple_of(BUF_ALIGN_BYTES), "{len} bytes at {address:#x} are no whole frames");
+        Buf { memory: Memory::Lazy(Box::new(Mapped::Shared(memory))), len, slot: None, home: Weak::new() }
+    }
+
+    /// Returns whether others may change the contents at any time.
+    pub fn is_shared(&self) -> bool {
+        matches!(&self.memory, Memory::Lazy(mapped) if matches!(**mapped, Mapped::Shared(_)))
+    }
+
+    /// Returns whether an access found that shared memory was taken away.
+    pub fn is_lost(&self) -> bool {
+        match &self.memory {
+            Memory::Lazy(mapped) => matches!(&**mapped, Mapped::Shared(memory) if memory.is_lost()),
+            Memory::Frames(_) => false,
+        }
     }
 
     /// Creates a buffer that holds a copy of `bytes`.

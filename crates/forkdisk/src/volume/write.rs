@@ -45,6 +45,13 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
+        let buf = match self.has_backing() && buf.is_shared() {
+            false => buf,
+            true => match self.own_copy(buf) {
+                Ok(buf) => buf,
+                Err((e, buf)) => return (Err(e), buf),
+            },
+        };
         let (result, buf) = match self.backing() {
             // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
             Backing::Origin(origin) => return Box::pin(origin.write(&self.store, offset, buf, fua)).await,
@@ -70,7 +77,24 @@ impl<D: Device> Volume<D> {
             return (self.device_error(offset, result), buf);
         }
         self.live.more.set(more);
+        let buf = match correct!(self.own_copy(buf), Bug::SharedMemoryNotCopied => Ok(buf)) {
+            Ok(buf) => buf,
+            Err((e, buf)) => return (Err(e), buf),
+        };
         Box::pin(self.write_queued(WriteRequest { offset, pages, more }, buf)).await
+    }
+
+    /// Returns the contents in memory that nothing else changes: their checksum and what is written have to agree.
+    fn own_copy(&self, buf: Buf) -> std::result::Result<Buf, (Error, Buf)> {
+        if !buf.is_shared() {
+            return Ok(buf);
+        }
+        let mut own = self.store.device.buffer(buf.len());
+        own.copy_from_slice(&buf);
+        match buf.is_lost() {
+            false => Ok(own),
+            true => Err((Error::new(ErrorKind::Invalid, "the memory of a write was taken away"), buf)),
+        }
     }
 
     /// Writes in the order of the write queue: after earlier writes to the same and neighbouring blocks.

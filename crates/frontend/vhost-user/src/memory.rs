@@ -9,14 +9,17 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forkdisk::Buf;
 use forkdisk_uring::MemoryGuard;
 use rustix::fs::{fcntl_get_seals, fstatfs};
+use smallvec::SmallVec;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::foreign_file::ForeignFile;
 use crate::passed::{PassedRegion, duplicate};
+use crate::request::Piece;
 
 /// Most regions of a guest.
 pub const MAX_REGIONS: usize = 32;
@@ -25,6 +28,9 @@ const MAX_LIVE_REGIONS: usize = 2 * MAX_REGIONS;
 /// Most bytes that are mapped for a guest.
 const MAX_MAPPED_BYTES: u64 = 4 << 40;
 const PAGE_BYTES: u64 = 4096;
+/// Bytes in one piece from which they are transferred to and from the guest's memory without a copy: the copy of less
+/// costs less than a request in memory that is not registered with the ring.
+const MIN_PART_BYTES: u64 = 16 << 10;
 
 /// Why memory is refused.
 pub type Refusal = String;
@@ -106,6 +112,13 @@ struct Region {
     _charge: Charge,
 }
 
+impl Region {
+    /// Returns whether `len` bytes from the guest's address `at` lie in it.
+    fn holds(&self, at: u64, len: u64) -> bool {
+        at.checked_sub(self.guest).is_some_and(|from| from < self.len && len <= self.len - from)
+    }
+}
+
 /// The memory of a guest. A request keeps the memory with which it began until it ends.
 #[derive(Default)]
 pub struct Memory {
@@ -176,6 +189,30 @@ impl Memory {
         self.regions.iter().map(passed).collect()
     }
 
+    /// Returns buffers in the memory itself for all of `pieces`, in their order; `None` if that is not possible, or no
+    /// cheaper than a copy. They keep their regions.
+    pub fn buffers(&self, pieces: &[Piece]) -> Option<SmallVec<[Buf; 2]>> {
+        let mut parts: SmallVec<[(usize, u64, u64); 4]> = SmallVec::new();
+        for piece in pieces.iter().filter(|piece| piece.len > 0) {
+            let (at, len) = (piece.address.0, u64::from(piece.len));
+            match parts.last_mut() {
+                Some((region, start, before)) if *start + *before == at && self.regions[*region].holds(at, len) => {
+                    *before += len;
+                }
+                _ => parts.push((self.regions.iter().position(|region| region.holds(at, len))?, at, len)),
+            }
+        }
+        let bytes: u64 = parts.iter().map(|(.., len)| len).sum();
+        if bytes < MIN_PART_BYTES * parts.len().max(1) as u64 {
+            return None;
+        }
+        let buffer = |(region, at, len): (usize, u64, u64)| {
+            let region = &self.regions[region];
+            region.mapping.guard.buffer((at - region.guest) as usize, len as usize, region.clone())
+        };
+        parts.into_iter().map(buffer).collect()
+    }
+
     /// Returns the memory by addresses of the guest.
     pub fn map(&self) -> &GuestMemoryMmap {
         &self.map
@@ -241,6 +278,37 @@ mod tests {
         assert!(refused.contains("tmpfs or hugetlbfs"), "{refused}");
         let memory = Memory::default().with(&region(0, 8192, 0, 0), file.try_clone().unwrap().into()).unwrap();
         assert!(memory.with(&region(4096, 4096, 1 << 20, 8192), file.into()).is_err(), "an overlap");
+    }
+
+    #[test]
+    fn buffers_lie_in_the_memory_itself_where_that_is_cheaper() {
+        let file = memfd(1 << 20);
+        let memory = Memory::default()
+            .with(&region(0, 512 << 10, 0, 0), file.try_clone().unwrap().into())
+            .unwrap()
+            .with(&region(512 << 10, 512 << 10, 1 << 30, 512 << 10), file.try_clone().unwrap().into())
+            .unwrap();
+        let lens = |pieces: &[(u64, u32)]| {
+            let pieces: Vec<Piece> = pieces.iter().map(|&(at, len)| Piece { address: GuestAddress(at), len }).collect();
+            let buffers = memory.buffers(&pieces)?;
+            Some(buffers.iter().map(|buf| buf.len()).collect::<Vec<_>>())
+        };
+        assert_eq!(lens(&[(4096, 16 << 10), (20 << 10, 4096)]), Some(vec![20 << 10]), "they touch");
+        assert_eq!(lens(&[(0, 32 << 10), (0, 0), (128 << 10, 4096)]), Some(vec![32 << 10, 4096]));
+        assert_eq!(lens(&[(496 << 10, 16 << 10), (512 << 10, 16 << 10)]), Some(vec![16 << 10; 2]), "two regions");
+        assert_eq!(lens(&[(508 << 10, 32 << 10)]), None, "across two regions");
+        assert_eq!(lens(&[(0, 4096), (8192, 16 << 10)]), None, "many small pieces");
+        assert_eq!(lens(&[(512, 32 << 10)]), None, "not at a page");
+        assert_eq!(lens(&[(0, 16 << 10), (32 << 10, 16_896)]), None, "not whole pages");
+        assert_eq!(lens(&[(1008 << 10, 32 << 10)]), None, "beyond the end");
+        assert_eq!(lens(&[(u64::MAX - 4095, 4096)]), None);
+        assert_eq!(lens(&[]), None);
+        let mut kept = memory.buffers(&[Piece { address: GuestAddress(0), len: 16 << 10 }]).unwrap();
+        drop(memory);
+        kept[0].fill(7);
+        let mut found = [0; 16];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 100).unwrap();
+        assert_eq!(found, [7; 16], "it keeps its region");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forkdisk_vhost_user::ServerOptions;
 use forkdisk_vhost_user::testing::{Guest, Request};
-use support::{Fixture, Order, disk, one_disk};
+use support::{Fixture, MemoryDisk, Order, disk, one_disk};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
@@ -41,6 +41,24 @@ fn a_guest_reads_what_it_wrote() {
     let (flushes, durable, bytes) = server.end().remove("d").unwrap();
     assert_eq!((flushes, durable), (1, 0));
     assert_eq!(bytes[17 * 512..17 * 512 + data.len()], data[..]);
+}
+
+#[test]
+fn large_requests_in_whole_pages_are_not_copied() {
+    let make = || vec![MemoryDisk { takes_no_copies: true, ..disk("d", 8 << 20) }];
+    let server = Fixture::new(ServerOptions::default(), make);
+    let mut guest = Guest::connect(&server.socket("d"), 1, 64, 4 << 20).unwrap();
+    let address = guest.queues[0].data_address(0).next_multiple_of(4096);
+    for (at, len, status) in
+        [(0, 64 << 10, OK), (4096, 1 << 20, OK), (0, 4096, IO_ERROR), (512, 64 << 10, IO_ERROR), (0, 66_048, IO_ERROR)]
+    {
+        for (kind, is_read) in [(IN, true), (OUT, false)] {
+            let queue = &mut guest.queues[0];
+            queue.submit_at(0, kind, 8, (address + at, len), is_read).unwrap();
+            queue.notify().unwrap();
+            assert_eq!(queue.wait(10).unwrap().status, status, "{len} bytes at {at}, {kind}");
+        }
+    }
 }
 
 #[test]

@@ -150,12 +150,22 @@ fn the_same_descriptor_twice_is_two_requests() {
 
 #[test]
 fn memory_that_is_taken_away_ends_the_session_and_writes_nothing() {
+    take_memory_away(4096);
+}
+
+#[test]
+fn memory_of_a_large_write_that_is_taken_away_is_not_written() {
+    take_memory_away(64 << 10);
+}
+
+/// Takes the memory of a write of `len` bytes away before it is carried out.
+fn take_memory_away(len: u32) {
     let server = one_disk();
     let mut guest = guest(&server);
     assert_eq!(guest.request(OUT, 0, &[7; 4096], 0).unwrap().0, 0);
     let queue = &mut guest.queues[1];
-    queue.submit(0, OUT, 0, 4096, false).unwrap();
-    let kept = queue.data_address(0);
+    let kept = queue.data_address(0).next_multiple_of(4096);
+    queue.submit_at(0, OUT, 0, (kept, len), false).unwrap();
     guest.file.set_len(kept).unwrap();
     guest.queues[1].notify().unwrap();
     let ended = (0..1000).any(|_| {

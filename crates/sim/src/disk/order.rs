@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use crate::pattern::{SECTOR, is_zero, mark_of};
+use crate::pattern::{OTHER_CONTENTS_FLAG, SECTOR, is_zero, mark_of};
 
 const BLOCK: u64 = 1 << 20;
 
@@ -78,7 +78,7 @@ impl Order {
             return;
         }
         for sector in bytes.chunks_exact(SECTOR).filter(|sector| !is_zero(&sector[..8])) {
-            let Some(op) = mark_of(sector).map(|value| value.op()) else { continue };
+            let Some(op) = mark_of(sector).map(|value| value.op() & !OTHER_CONTENTS_FLAG) else { continue };
             let Some(at) = open.iter().position(|o| o.op == op && !o.seen) else { continue };
             let (late, new) = open.split_at_mut(at);
             let new = &mut new[0];

@@ -59,6 +59,8 @@ impl Volume {
 pub enum What {
     /// The marks of this operation.
     Mark(u32),
+    /// The marks of either operation, in each sector. Whole sectors.
+    Either(u32, u32),
     /// Zeroes.
     Zero,
 }
@@ -172,6 +174,10 @@ impl Model {
         for (sector, within) in sectors(offset, len) {
             let over = match what {
                 What::Mark(op) => Value::mark(op, key, sector),
+                What::Either(op, other) => {
+                    self.push(key, sector, Version { value: Value::mark(other, key, sector), rec });
+                    Value::mark(op, key, sector)
+                }
                 What::Zero => Value::ZERO,
             };
             let values = if within.len() == SECTOR { vec![over] } else { self.blend(key, sector, over, within) };

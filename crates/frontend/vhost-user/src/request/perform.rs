@@ -1,6 +1,10 @@
 //! Carrying out a request on its disk, and the status that the guest gets.
 
-use forkdisk::{Error, ErrorKind, Operation, Result, WriteFlags};
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use forkdisk::{Buf, Error, ErrorKind, Operation, Result, WriteFlags};
+use smallvec::SmallVec;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
@@ -101,6 +105,10 @@ fn pieces(len: u64) -> impl Iterator<Item = (u64, usize)> {
 
 async fn read<X: Disks>(disks: &X, disk: &X::Disk, memory: &Memory, request: &Request) -> Performed<u32> {
     let offset = data_offset(disk, request)?;
+    if let Some(buffers) = memory.buffers(&request.data) {
+        each_at(offset, buffers, |at, buf, _| async move { disk.read(at, buf).await.0 }).await?;
+        return if memory.is_lost() { Err(Refused(IO_ERROR_CODE)) } else { Ok(request.len as u32) };
+    }
     for (at, len) in pieces(request.len) {
         let (result, buf) = disk.read(offset + at, disks.buffer(len)).await;
         result?;
@@ -121,6 +129,13 @@ async fn write<X: Disks>(
 ) -> Performed<u32> {
     let offset = data_offset(disk, request)?;
     check_writable(disk)?;
+    if let Some(buffers) = memory.buffers(&request.data) {
+        let write = |at, buf, is_last: bool| async move {
+            disk.write(at, buf, WriteFlags::from(writethrough).with_more(!is_last)).await.0
+        };
+        each_at(offset, buffers, write).await?;
+        return if memory.is_lost() { Err(Refused(IO_ERROR_CODE)) } else { Ok(0) };
+    }
     for (at, len) in pieces(request.len) {
         let mut buf = disks.buffer(len);
         copy_in(memory.map(), &request.data, at, &mut buf)?;
@@ -133,6 +148,37 @@ async fn write<X: Disks>(
         disk.write(offset + at, buf, flags).await.0?;
     }
     Ok(0)
+}
+
+/// Calls `transfer` with each buffer, its offset on the disk, and whether it is the last one; all are in flight at the
+/// same time. Returns the first error.
+async fn each_at<F: Future<Output = Result<()>>>(
+    offset: u64,
+    buffers: SmallVec<[Buf; 2]>,
+    transfer: impl Fn(u64, Buf, bool) -> F,
+) -> Result<()> {
+    let (mut at, count) = (offset, buffers.len());
+    let mut transfers: SmallVec<[_; 1]> = SmallVec::new();
+    for (n, buf) in buffers.into_iter().enumerate() {
+        let len = buf.len() as u64;
+        transfers.push(Box::pin(transfer(at, buf, n + 1 == count)));
+        at += len;
+    }
+    let mut outcome = Ok(());
+    poll_fn(|cx| {
+        transfers.retain(|transfer| match transfer.as_mut().poll(cx) {
+            Poll::Ready(result) => {
+                if outcome.is_ok() {
+                    outcome = result;
+                }
+                false
+            }
+            Poll::Pending => true,
+        });
+        if transfers.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outcome
 }
 
 fn check_writable<D: Disk>(disk: &D) -> Performed<()> {

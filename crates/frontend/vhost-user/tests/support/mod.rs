@@ -24,6 +24,8 @@ pub struct MemoryDisk {
     /// How long a write takes.
     pub delay: Duration,
     pub fails: bool,
+    /// Refuses requests in other memory than the guest's.
+    pub takes_no_copies: bool,
 }
 
 #[derive(Clone)]
@@ -51,6 +53,13 @@ impl Disks for MemoryDisks {
 }
 
 impl OpenDisk {
+    fn outcome_of(&self, buf: &Buf) -> Result<()> {
+        match self.disk.takes_no_copies && !buf.is_shared() {
+            true => Err(Error::new(ErrorKind::Invalid, "a copy")),
+            false => self.outcome(),
+        }
+    }
+
     fn outcome(&self) -> Result<()> {
         if self.disk.fails { Err(Error::new(ErrorKind::NoSpace, "full")) } else { Ok(()) }
     }
@@ -75,16 +84,20 @@ impl Disk for OpenDisk {
     async fn read(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
         let len = buf.len();
         buf.copy_from_slice(&self.disk.bytes.borrow()[offset as usize..offset as usize + len]);
-        (self.outcome(), buf)
+        (self.outcome_of(&buf), buf)
     }
 
     async fn write(&self, offset: u64, buf: Buf, flags: WriteFlags) -> (Result<()>, Buf) {
         if !self.disk.delay.is_zero() {
             self.rt.sleep_for(self.disk.delay).await;
         }
-        self.disk.bytes.borrow_mut()[offset as usize..offset as usize + buf.len()].copy_from_slice(&buf);
+        let copy = buf.to_vec();
+        if buf.is_lost() {
+            return (Err(Error::new(ErrorKind::Invalid, "memory that was taken away")), buf);
+        }
+        self.disk.bytes.borrow_mut()[offset as usize..offset as usize + copy.len()].copy_from_slice(&copy);
         self.disk.durable_writes.set(self.disk.durable_writes.get() + u32::from(flags.fua));
-        (self.outcome(), buf)
+        (self.outcome_of(&buf), buf)
     }
 
     async fn write_zeroes(&self, offset: u64, len: u64, _fua: bool) -> Result<()> {

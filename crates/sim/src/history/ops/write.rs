@@ -1,5 +1,9 @@
 //! Writes of a range.
 
+use std::cell::Cell;
+
+use forkdisk::device::{BUF_ALIGN_BYTES, Buf, BufMemory};
+
 use super::target::{handle, is_unsure, size_of, with};
 use crate::driver::{Class, Op, Operation, Outcome, Start, Violation};
 use crate::history::op::Profile;
@@ -8,7 +12,7 @@ use crate::history::place;
 use crate::history::place::{PAGE, Place};
 use crate::history::run::{AllowedFailure, Inflight, Run, Volumes};
 use crate::model::{Key, RecId, What};
-use crate::pattern::SECTOR;
+use crate::pattern::{OTHER_CONTENTS_FLAG, SECTOR};
 
 pub static WRITE: Operation<Volumes> = Operation {
     name: "write",
@@ -109,17 +113,19 @@ pub fn write(run: &mut Run, op: &Op, key: Key, place: Option<Place>, spare: Allo
     };
     let fua = op.draws[3].is_multiple_of(6) != (run.setup.profile == Profile::Journal);
     let volume = handle(run, key)?;
-    let mut buf = run.session.pool.buffer(len as usize);
-    run.known.model.bytes(key, offset, op.number, &mut buf);
+    let is_whole = (offset % SECTOR as u64, len % BUF_ALIGN_BYTES as u64) == (0, 0);
+    let is_shared = is_whole && op.draws[3] % 5 == 1;
+    let (buf, what) = if is_shared { changing(run, op, key, offset, len) } else { steady(run, op, key, offset, len) };
     let text = format!(
-        "write op {} {} {offset}+{len}{} (sectors {}..{})",
+        "write op {} {} {offset}+{len}{}{} (sectors {}..{})",
         op.number,
         run.known.model.name(key),
         if fua { " fua" } else { "" },
+        if is_shared { " from shared memory" } else { "" },
         offset / SECTOR as u64,
         (offset + len).div_ceil(SECTOR as u64)
     );
-    let rec = run.known.model.write(key, offset, len, What::Mark(op.number));
+    let rec = run.known.model.write(key, offset, len, what);
     run.known.model.spread();
     let (disk, op) = (run.session.disk.clone(), op.number);
     let id = change(run, (rec, fua, spare), vec![key], text, async move {
@@ -132,6 +138,47 @@ pub fn write(run: &mut Run, op: &Op, key: Key, place: Option<Place>, spare: Allo
     run.world.cursors.insert(key, offset + len);
     Ok(())
 }
+
+/// Returns a buffer with the data of a write.
+fn steady(run: &Run, op: &Op, key: Key, offset: u64, len: u64) -> (Buf, What) {
+    let mut buf = run.session.pool.buffer(len as usize);
+    run.known.model.bytes(key, offset, op.number, &mut buf);
+    (buf, What::Mark(op.number))
+}
+
+/// Returns a buffer with the data of a write in memory that another process changes all the time.
+fn changing(run: &Run, op: &Op, key: Key, offset: u64, len: u64) -> (Buf, What) {
+    let other = op.number | OTHER_CONTENTS_FLAG;
+    let contents = [op.number, other].map(|number| {
+        let mut bytes = Buf::zeroed(len as usize);
+        run.known.model.bytes(key, offset, number, &mut bytes);
+        bytes
+    });
+    let memory = Changing { contents, draws: Cell::new(op.draws[3]) };
+    (Buf::shared(Box::new(memory)), What::Either(op.number, other))
+}
+
+/// Memory that has one of two contents, by chance at each access.
+struct Changing {
+    contents: [Buf; 2],
+    draws: Cell<u64>,
+}
+
+impl AsRef<[u8]> for Changing {
+    fn as_ref(&self) -> &[u8] {
+        let draws = self.draws.get();
+        self.draws.set(draws.rotate_right(1));
+        &self.contents[(draws >> 3 & 1) as usize]
+    }
+}
+
+impl AsMut<[u8]> for Changing {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.contents[0]
+    }
+}
+
+impl BufMemory for Changing {}
 
 fn append(run: &mut Run, op: &Op, key: Key) -> Result<(), Violation> {
     let from = run.world.cursors.get(&key).copied().unwrap_or(0);
