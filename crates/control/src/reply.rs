@@ -355,7 +355,7 @@ pub struct Upgraded {
     pub pause_ms: u64,
     /// Clients of exports and disks, and control connections, that were continued.
     pub connections: usize,
-    /// Encrypted clients that were disconnected.
+    /// Clients that were disconnected.
     pub disconnected: usize,
     /// Mounts that were continued.
     pub mounts: usize,

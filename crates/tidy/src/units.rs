@@ -33,6 +33,7 @@ pub const PROTOCOLS: &[&str] = &[
     "/server/contexts.rs",
     "/image/nbd.rs",
     "/message.rs",
+    "/tls/records.rs",
     "/sys.rs",
     "/ublk.rs",
 ];

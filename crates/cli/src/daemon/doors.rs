@@ -59,8 +59,9 @@ impl Doors {
     }
 
     /// Stops everything between two requests, and returns it for another process. The listening sockets are being
-    /// passed on already. The mounts keep what is open until they are dropped, after the pool was closed.
-    pub async fn pass_on(self, runtime: &Rt) -> Result<Passed> {
+    /// passed on already. The mounts keep what is open until they are dropped, after the pool was closed. `encrypted`:
+    /// the other process continues encrypted clients.
+    pub async fn pass_on(self, runtime: &Rt, encrypted: bool) -> Result<Passed> {
         // A verb that has begun meanwhile ends first.
         let peers = self.control.pass_on().await;
         let (began_ns, connected) = (now_ns(), self.clients.data.connections());
@@ -71,7 +72,7 @@ impl Doors {
         for sockets in self.socket_dirs {
             sockets.close().await;
         }
-        let mut clients = self.data.pass_on().await;
+        let mut clients = self.data.pass_on(encrypted).await;
         let mut sessions = self.clients.disks.pass_on().await;
         for task in self.serving {
             task.cancel().await;
@@ -79,7 +80,7 @@ impl Doors {
         self.controlling.cancel().await;
         let disconnected = connected.saturating_sub(clients.len());
         // Those that have connected meanwhile.
-        clients.extend(self.data.pass_on().await);
+        clients.extend(self.data.pass_on(encrypted).await);
         sessions.extend(self.clients.disks.pass_on().await);
         self.devices.pause().await;
         let mounts = self.mounts.pass_on().await.context("passing on the mounts")?;

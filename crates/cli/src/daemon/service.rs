@@ -174,7 +174,7 @@ impl Process<'_> {
             for task in background {
                 task.cancel().await;
             }
-            let passed = Box::new(doors.pass_on(runtime).await?);
+            let passed = Box::new(doors.pass_on(runtime, successor.takes_tls()).await?);
             // The next process replaces it.
             pid_file.into_iter().for_each(PidFile::keep);
             return Ok(Ending::Leaving { passed, successor, devices, mounts, notifier });

@@ -16,8 +16,7 @@ use crate::verbs::examples::examples;
 ///
 /// The new program takes over the daemon's sockets and their connections, mounts, and devices, with the arguments
 /// of the daemon and the configuration as it is now. Clients see a pause. If the new program fails before it has
-/// taken over, the old one serves on. Without --program, this program takes over. Encrypted connections cannot be
-/// continued: their clients are disconnected and connect again.
+/// taken over, the old one serves on. Without --program, this program takes over.
 #[derive(Args)]
 #[command(after_help = examples!["forkdisk upgrade /srv/pool.img"])]
 pub struct UpgradeArgs {
@@ -51,8 +50,8 @@ pub fn run(args: UpgradeArgs, global: &Global) -> Result<()> {
     match disconnected {
         0 => Ok(()),
         count => print_line(&format!(
-            "{count} clients were disconnected: encrypted connections cannot be continued, nor those with requests \
-             that do not end"
+            "{count} clients were disconnected: their requests did not end, or they use TLS, which one of the two \
+             programs cannot pass on"
         )),
     }
 }

@@ -8,6 +8,7 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod codec;
+mod hex;
 pub mod memory;
 pub mod server;
 pub mod tls;

@@ -40,6 +40,9 @@ enum Message {
         /// It can take over mounts with queues of io_uring.
         #[serde(default)]
         fuse_uring: bool,
+        /// It can continue encrypted clients.
+        #[serde(default)]
+        tls: bool,
     },
     /// From the new process: it cannot.
     Failed { why: String },

@@ -41,7 +41,8 @@ impl Predecessor {
 
     /// Says that this program can take over; returns the state of the daemon, which has closed the pool.
     pub fn receive(&mut self) -> Result<State<OwnedFd>> {
-        self.channel.send(&Message::Ready { format: FORMAT_VERSION, fuse_uring: true }, NO_FILES)?;
+        let ready = Message::Ready { format: FORMAT_VERSION, fuse_uring: true, tls: true };
+        self.channel.send(&ready, NO_FILES)?;
         match self.channel.receive()? {
             Some((Message::State(state), files)) => state.join(files).context("a descriptor is missing"),
             Some((other, _)) => bail!("the daemon sent {other:?}"),

@@ -30,7 +30,7 @@ pub struct State<F> {
     /// Bytes of clients that are too many for a text.
     #[serde(default = "Vec::new")]
     pub large: Vec<LargeBytes<F>>,
-    /// Encrypted clients, which cannot be continued.
+    /// Clients that are not continued: encrypted ones, if this program could not, and those with requests without end.
     pub disconnected: usize,
     /// Disks of virtual machines.
     pub sessions: Vec<PassedSession<F>>,
@@ -187,6 +187,7 @@ mod tests {
             socket: OwnedFd::from(File::open("/dev/null").unwrap()),
             received: vec![1; received],
             unsent: vec![2; unsent],
+            tls: None,
             stage: serde_json::from_value(stage.clone()).unwrap(),
         };
         let device = OwnedFd::from(File::open("/dev/null").unwrap());

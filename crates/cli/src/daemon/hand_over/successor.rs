@@ -32,6 +32,8 @@ pub struct Successor {
     channel: Channel,
     /// It can take over mounts with queues of io_uring.
     takes_fuse_uring: bool,
+    /// It can continue encrypted clients.
+    takes_tls: bool,
 }
 
 impl Successor {
@@ -57,7 +59,7 @@ impl Successor {
         drop(command);
         let watched = Watched::new(runtime, ours.try_clone().context("a socket")?.into());
         let (program, channel) = (program.to_path_buf(), Channel::new(ours));
-        let successor = Successor { program, child: Some(child), channel, takes_fuse_uring: false };
+        let successor = Successor { program, child: Some(child), channel, takes_fuse_uring: false, takes_tls: false };
         let ready = runtime.timeout(READY_LIMIT, watched.readable()).await;
         ensure!(ready.is_ok(), "{} was not ready within {READY_LIMIT:?}", successor.program.display());
         successor.expect_ready()
@@ -66,8 +68,8 @@ impl Successor {
     fn expect_ready(mut self) -> Result<Successor> {
         self.channel.set_patience(Some(REST_LIMIT))?;
         match self.receive()? {
-            Message::Ready { format: FORMAT_VERSION, fuse_uring } => {
-                self.takes_fuse_uring = fuse_uring;
+            Message::Ready { format: FORMAT_VERSION, fuse_uring, tls } => {
+                (self.takes_fuse_uring, self.takes_tls) = (fuse_uring, tls);
                 Ok(self)
             }
             Message::Ready { format, .. } => {
@@ -127,6 +129,11 @@ impl Successor {
     /// Returns whether the program can take over mounts with queues of io_uring.
     pub fn takes_fuse_uring(&self) -> bool {
         self.takes_fuse_uring
+    }
+
+    /// Returns whether the program can continue encrypted clients.
+    pub fn takes_tls(&self) -> bool {
+        self.takes_tls
     }
 
     /// Returns the process id of the program.

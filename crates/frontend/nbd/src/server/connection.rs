@@ -5,7 +5,6 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -16,14 +15,15 @@ use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
 use super::fair::{Fair, Share};
 use super::inbox::Inbox;
-use super::negotiate::{Chosen, Ended, Entered, Security, Terms, enter};
+use super::negotiate::{Chosen, Ended, Entered, Security, Terms, enter, enter_encrypted};
 use super::options::ServerOptions;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
 use super::pacing::Pacing;
-use super::passed::{PassedClient, Stage};
+use super::passed::{Agreed, PassedClient, Stage};
 use super::session::{Job, Session};
 use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
+use crate::tls::{Leaving, TlsStream};
 
 /// How often, and after which time, a connection is passed on again that could not be for want of descriptors.
 const PASS_ATTEMPTS_COUNT: usize = 200;
@@ -37,6 +37,8 @@ pub(super) struct Control {
     interrupt: Box<dyn Fn(Waits)>,
     /// The connection goes to another process at the next boundary of requests.
     is_leaving: Cell<bool>,
+    /// The other process can continue it if it is encrypted.
+    takes_encrypted: Cell<bool>,
     peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
@@ -77,6 +79,7 @@ impl Control {
             shutdown,
             interrupt,
             is_leaving: Cell::new(false),
+            takes_encrypted: Cell::new(false),
             peer,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
@@ -118,9 +121,10 @@ impl Control {
     }
 
     /// Stops the connection at the next boundary of requests, to be passed on. What is interrupted besides receives may
-    /// be called again until it has stopped.
-    pub(super) fn leave(&self, waits: Waits) {
+    /// be called again until it has stopped. `encrypted`: the other process can continue encrypted connections.
+    pub(super) fn leave(&self, waits: Waits, encrypted: bool) {
         self.is_leaving.set(true);
+        self.takes_encrypted.set(encrypted);
         (self.interrupt)(waits);
     }
 
@@ -196,47 +200,119 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     let is_leaving = &|| control.is_leaving();
     let terms = Terms { rt: &common.rt, patience, multi_conn, admits, is_leaving, pacing, fair };
     let Begin { stream, security, earlier } = begin;
-    let (received, agreed) = match earlier {
-        None => (Vec::new(), None),
-        Some(PassedClient { received, stage: Stage::Negotiation { agreed, .. }, .. }) => (received, Some(agreed)),
-        Some(PassedClient { received, unsent, stage: stage @ Stage::Transmission { .. }, .. }) => {
-            let chosen = resume(&*common.exports, stage).map_err(Broken::Resume)?;
+    let exports = &*common.exports;
+    let Some(PassedClient { received, mut unsent, tls, stage, .. }) = earlier else {
+        let entered = enter(exports, Inbox::after(stream.clone(), &[]), &security, None, terms).await;
+        return proceed(common, entered, (&stream, &security), control).await;
+    };
+    let tls = tls.map(|tls| TlsStream::resume(stream.clone(), tls, &mut unsent)).transpose();
+    let tls = tls.map_err(|error| Broken::Resume(Error::io("its TLS session", error)))?;
+    let agreed = match stage {
+        Stage::Negotiation { agreed, .. } => agreed,
+        Stage::Transmission { .. } => {
+            let chosen = resume(exports, stage).map_err(Broken::Resume)?;
             control.outbox.begin_with(unsent);
-            return transmit(common, Inbox::after(stream, &received), chosen, control).await;
+            return match tls {
+                None => transmit(common, Inbox::after(stream, &received), chosen, control, &clear).await,
+                Some(tls) => transmit_encrypted(common, Inbox::after(tls, &received), chosen, control).await,
+            };
         }
     };
-    match enter(&*common.exports, Inbox::after(stream.clone(), &received), &security, agreed, terms).await {
-        Err(Ended::Io(e)) if e.kind() == io::ErrorKind::TimedOut => Err(Broken::HandshakeTimeout(patience)),
+    let entered = match tls {
+        None => enter(exports, Inbox::after(stream.clone(), &received), &security, Some(agreed), terms).await,
+        Some(stream) => {
+            let missing = || Broken::Resume(Error::new(ErrorKind::Invalid, "TLS is not configured any more"));
+            let tls = security.tls().ok_or_else(missing)?;
+            enter_encrypted(exports, Inbox::after(stream, &received), tls, agreed, terms).await
+        }
+    };
+    proceed(common, entered, (&stream, &security), control).await
+}
+
+/// Serves a client that has ended its negotiation.
+async fn proceed<X: Exports, S: ByteStream>(
+    common: &Common<X>,
+    entered: Result<Entered<S, X::Export>, Ended>,
+    (stream, security): (&S, &Security),
+    control: &Rc<Control>,
+) -> Result<Option<PassedClient>, Broken> {
+    let client = |received: Vec<u8>, with_tls: bool, agreed: Agreed| {
+        let stage = Stage::Negotiation { only: security.only(), with_tls, agreed };
+        PassedClient { socket: (), received, unsent: Vec::new(), tls: None, stage }
+    };
+    match entered {
+        Err(Ended::Io(e)) if e.kind() == io::ErrorKind::TimedOut => {
+            Err(Broken::HandshakeTimeout(common.options.handshake_timeout))
+        }
         Err(ended) if ended.is_a_farewell() => Ok(None),
         Err(ended) => Err(Broken::Negotiation(ended)),
         Ok(Entered::Leaving(received, agreed)) => {
-            let stage = Stage::Negotiation { only: security.only(), with_tls: security.has_tls(), agreed };
-            Ok(pass_on(&common.rt, &stream).await.map(|socket| PassedClient {
-                socket,
-                received,
-                unsent: Vec::new(),
-                stage,
-            }))
+            let client = client(received, security.tls().is_some(), agreed);
+            Ok(pass_on(&common.rt, stream, &clear, client).await?)
         }
-        Ok(Entered::Clear(inbox, chosen)) => transmit(common, inbox, chosen, control).await,
+        Ok(Entered::LeavingEncrypted(stream, received, agreed)) => {
+            let client = client(received, true, agreed);
+            Ok(pass_on(&common.rt, &stream, &|| encrypted(&stream, control), client).await?)
+        }
+        Ok(Entered::Clear(inbox, chosen)) => transmit(common, inbox, chosen, control, &clear).await,
         Ok(Entered::Encrypted(inbox, chosen)) => {
             count(&common.counters.encrypted);
-            transmit(common, inbox, chosen, control).await
+            transmit_encrypted(common, inbox, chosen, control).await
         }
+    }
+}
+
+/// What a stream adds to a connection that is passed on.
+enum Adds {
+    Nothing,
+    Session(Box<Leaving>),
+    /// The other process cannot continue it.
+    Stays,
+}
+
+/// How a stream leaves.
+type Leaves<'a> = &'a dyn Fn() -> io::Result<Adds>;
+
+/// An unencrypted stream has no state.
+fn clear() -> io::Result<Adds> {
+    Ok(Adds::Nothing)
+}
+
+fn encrypted(stream: &TlsStream<impl ByteStream>, control: &Control) -> io::Result<Adds> {
+    match control.takes_encrypted.get() {
+        true => stream.leave().map(|leaving| Adds::Session(Box::new(leaving))),
+        false => Ok(Adds::Stays),
     }
 }
 
 /// Returns a connection for another process; `None` if its state lies in this one. For want of descriptors, waits until
 /// those of others are closed.
-async fn pass_on(rt: &Rt, stream: &impl ByteStream) -> Option<OwnedFd> {
-    for _ in 0..PASS_ATTEMPTS_COUNT {
-        match stream.pass_on() {
-            Ok(socket) => return socket,
-            Err(error) => tracing::debug!(%error, "a connection is not passed on yet"),
-        }
-        rt.sleep_for(PASS_AGAIN).await;
+async fn pass_on(
+    rt: &Rt,
+    stream: &impl ByteStream,
+    leaves: Leaves<'_>,
+    client: PassedClient<()>,
+) -> io::Result<Option<PassedClient>> {
+    let adds = leaves()?;
+    if matches!(adds, Adds::Stays) {
+        return Ok(None);
     }
-    None
+    let mut socket = stream.pass_on();
+    for _ in 0..PASS_ATTEMPTS_COUNT {
+        let Err(error) = &socket else { break };
+        tracing::debug!(%error, "a connection is not passed on yet");
+        rt.sleep_for(PASS_AGAIN).await;
+        socket = stream.pass_on();
+    }
+    let Ok(Some(socket)) = socket else { return Ok(None) };
+    let mut client = client.map(|()| socket);
+    if let Adds::Session(leaving) = adds {
+        let Leaving { session, received, unsent } = *leaving;
+        client.received.extend(received);
+        client.unsent.splice(0..0, unsent);
+        client.tls = Some(session);
+    }
+    Ok(Some(client))
 }
 
 /// Opens the export and the contexts that a client had chosen in another process.
@@ -253,12 +329,24 @@ fn resume<X: Exports>(exports: &X, stage: Stage) -> forkdisk::Result<Chosen<X::E
     Ok(Chosen { export, info, style, contexts, context_names: names })
 }
 
+/// Runs the transmission phase under TLS.
+async fn transmit_encrypted<X: Exports, S: ByteStream>(
+    common: &Common<X>,
+    inbox: Inbox<TlsStream<S>>,
+    chosen: Chosen<X::Export>,
+    control: &Rc<Control>,
+) -> Result<Option<PassedClient>, Broken> {
+    let stream = inbox.stream().clone();
+    transmit(common, inbox, chosen, control, &|| encrypted(&stream, control)).await
+}
+
 /// Runs the transmission phase.
 async fn transmit<X: Exports, S: ByteStream>(
     common: &Common<X>,
     inbox: Inbox<S>,
     chosen: Chosen<X::Export>,
     control: &Rc<Control>,
+    leaves: Leaves<'_>,
 ) -> Result<Option<PassedClient>, Broken> {
     if control.is_draining() {
         return Ok(None);
@@ -286,16 +374,22 @@ async fn transmit<X: Exports, S: ByteStream>(
     // The export is released when its last request ends.
     let export = control.export.take().map(|name| name()).unwrap_or_default();
     control.entering.take();
-    if let Ok(Some(received)) = &result
-        && let Some(socket) = pass_on(rt, &stream).await
-    {
-        let stage = Stage::Transmission { export, read_only, style, contexts: context_names };
-        let (received, unsent) = (received.clone(), outbox.take_unsent());
-        return Ok(Some(PassedClient { socket, received, unsent, stage }));
-    }
+    let result = match result {
+        Ok(Some(received)) => {
+            let stage = Stage::Transmission { export, read_only, style, contexts: context_names };
+            let unsent = outbox.take_unsent();
+            let client = PassedClient { socket: (), received, unsent, tls: None, stage };
+            match pass_on(rt, &stream, leaves, client).await {
+                Ok(Some(client)) => return Ok(Some(client)),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        }
+        result => result.map(drop),
+    };
     // All replies were sent; whether the client sees the end of the connection does not matter.
     let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
-    result.map(|_| None)
+    result.map(|()| None)
 }
 
 /// Waits for the requests in flight; disconnects a client that does not fetch their replies.

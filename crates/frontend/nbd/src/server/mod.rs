@@ -78,6 +78,8 @@ struct Clients {
     changed: WakeCell,
     /// New clients are passed on to another process, too.
     are_leaving: Cell<bool>,
+    /// That process can continue encrypted clients.
+    takes_encrypted: Cell<bool>,
     passed: RefCell<Vec<PassedClient>>,
 }
 
@@ -206,13 +208,14 @@ impl<X: Exports> Server<X> {
     }
 
     /// Stops all clients between two requests and returns them for another process, which continues them with
-    /// [`resume`](Self::resume). Requests in flight end first. Encrypted clients cannot be continued: they are
-    /// disconnected after their requests in flight. Clients that connect later are returned by a second call, after
-    /// their listeners have ended.
-    pub async fn pass_on(&self) -> Vec<PassedClient> {
+    /// [`resume`](Self::resume). Requests in flight end first. Clients that connect later are returned by a second
+    /// call, after their listeners have ended. `encrypted`: the other process continues encrypted clients, and gets
+    /// their keys. Otherwise they are disconnected after their requests in flight.
+    pub async fn pass_on(&self, encrypted: bool) -> Vec<PassedClient> {
         let Common { rt, .. } = &self.state.common;
         let clients = &self.state.clients;
         clients.are_leaving.set(true);
+        clients.takes_encrypted.set(encrypted);
         let start = Instant::now();
         loop {
             let all = clients.connected.borrow().clone();
@@ -224,9 +227,9 @@ impl<X: Exports> Server<X> {
                 all.iter().for_each(|control| control.disconnect());
                 break;
             }
-            all.iter().for_each(|control| control.leave(Waits::Receive));
+            all.iter().for_each(|control| control.leave(Waits::Receive, encrypted));
             if start.elapsed() > LEAVING_SENDS {
-                all.iter().for_each(|control| control.leave(Waits::Send));
+                all.iter().for_each(|control| control.leave(Waits::Send, encrypted));
             }
             rt.sleep_for(LEAVING_CHECK).await;
         }
@@ -235,14 +238,14 @@ impl<X: Exports> Server<X> {
 
     /// Continues a client of another process, protected by `security` if it has not chosen an export yet.
     pub fn resume(&self, passed: PassedClient, security: Security) {
-        let PassedClient { socket, received, unsent, stage } = passed;
+        let PassedClient { socket, received, unsent, tls, stage } = passed;
         let security = match &stage {
             Stage::Negotiation { only: Some(only), .. } => Security::Only(only.as_str().into()),
             Stage::Negotiation { with_tls: true, .. } => security,
             _ => Security::Clear,
         };
         let stream = Stream::from_fd(&self.state.common.rt, socket);
-        let earlier = Some(PassedClient { socket: (), received, unsent, stage });
+        let earlier = Some(PassedClient { socket: (), received, unsent, tls, stage });
         self.begin(Begin { stream, security, earlier });
     }
 
@@ -269,7 +272,7 @@ impl<X: Exports> Server<X> {
         let state = self.state.clone();
         let control = Control::new(&begin.stream);
         if state.clients.are_leaving.get() {
-            control.leave(Waits::Receive);
+            control.leave(Waits::Receive, state.clients.takes_encrypted.get());
         }
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };

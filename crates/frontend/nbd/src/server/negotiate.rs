@@ -91,8 +91,12 @@ impl Security {
         }
     }
 
-    pub(super) fn has_tls(&self) -> bool {
-        matches!(self, Security::Offered(_) | Security::Required(_))
+    /// Returns the configuration of TLS, if clients can start it.
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        match self {
+            Security::Offered(tls) | Security::Required(tls) => Some(tls),
+            Security::Clear | Security::Only(_) => None,
+        }
     }
 }
 
@@ -127,6 +131,8 @@ pub(super) enum Entered<S, E: Export> {
     Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
     /// It leaves: the bytes that were received and not used, and what was agreed upon.
     Leaving(Vec<u8>, Agreed),
+    /// The same under TLS.
+    LeavingEncrypted(TlsStream<S>, Vec<u8>, Agreed),
 }
 
 /// Greets a client and negotiates until its next byte belongs to a request. Fails with `TimedOut`
@@ -155,16 +161,29 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     drop((clear, inbox));
     let accepted = terms.rt.timeout(terms.patience, TlsStream::accept(stream, tls.config())).await;
     let stream = accepted.map_err(|_| late())?.map_err(Ended::Tls)?;
-    let identity = stream.identity();
-    if let Some(identity) = &identity {
+    if let Some(identity) = stream.identity() {
         tracing::debug!(client = %identity, "a client presented its certificate");
     }
-    let mut inbox = Inbox::after(stream.clone(), &[]);
-    let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
-    match Negotiation::new(exports, &stream, policy, terms).run(&mut handshake, &mut inbox).await? {
+    let agreed = Agreed { handshake, ..Agreed::default() };
+    enter_encrypted(exports, Inbox::after(stream, &[]), &tls, agreed, terms).await
+}
+
+/// Negotiates under TLS until the client's next byte belongs to a request, with the rights that `tls` grants it.
+pub(super) async fn enter_encrypted<X: Exports, S: ByteStream>(
+    exports: &X,
+    mut inbox: Inbox<TlsStream<S>>,
+    tls: &Tls,
+    agreed: Agreed,
+    terms: Terms<'_>,
+) -> Result<Entered<S, X::Export>, Ended> {
+    let stream = inbox.stream().clone();
+    let mut handshake = agreed.handshake.clone();
+    let policy = Policy::Encrypted(tls.grants(stream.identity().as_ref()));
+    let mut negotiation = Negotiation::new(exports, &stream, policy, terms);
+    negotiation.resume(agreed)?;
+    match negotiation.run(&mut handshake, &mut inbox).await? {
         Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
-        // The state of an encrypted connection lies in this process.
-        Next::Leaving(_) => Err(Ended::Left),
+        Next::Leaving(agreed) => Ok(Entered::LeavingEncrypted(stream.clone(), inbox.take_rest(), agreed)),
         Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
     }
 }

@@ -91,9 +91,9 @@ impl Outbox {
         }
     }
 
-    /// Sets the bytes that [`run`](Self::run) sends first.
+    /// Sets the bytes that [`run`](Self::run) sends first. Without any it sends what the stream itself has kept.
     pub(super) fn begin_with(&self, unsent: Vec<u8>) {
-        *self.unsent.borrow_mut() = Some(unsent).filter(|unsent| !unsent.is_empty());
+        *self.unsent.borrow_mut() = Some(unsent);
     }
 
     /// Takes the bytes that were not sent because the send was interrupted.

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{Handshake, ReplyStyle};
+use crate::tls::PassedTls;
 
 /// A connection, with everything that was agreed upon. `F` stands for the socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -12,11 +13,14 @@ pub struct PassedClient<F = OwnedFd> {
     /// The socket.
     pub socket: F,
     /// Received bytes that belong to no request that was started.
-    #[serde(with = "hex")]
+    #[serde(with = "crate::hex")]
     pub received: Vec<u8>,
-    /// Bytes of replies that the client has not fetched.
-    #[serde(with = "hex")]
+    /// Bytes of replies that the client has not fetched. Under TLS the first of them are encrypted already.
+    #[serde(with = "crate::hex")]
     pub unsent: Vec<u8>,
+    /// The session of an encrypted connection.
+    #[serde(default)]
+    pub tls: Option<PassedTls>,
     /// How far it was.
     pub stage: Stage,
 }
@@ -28,7 +32,7 @@ pub enum Stage {
     Negotiation {
         /// The only export that it may open.
         only: Option<String>,
-        /// TLS can or must be started.
+        /// TLS can or must be started, or has been.
         with_tls: bool,
         /// What was agreed upon.
         agreed: Agreed,
@@ -60,29 +64,7 @@ pub struct Agreed {
 impl<F> PassedClient<F> {
     /// Converts the socket.
     pub fn map<G>(self, convert: impl FnOnce(F) -> G) -> PassedClient<G> {
-        let PassedClient { socket, received, unsent, stage } = self;
-        PassedClient { socket: convert(socket), received, unsent, stage }
-    }
-}
-
-/// Bytes as hexadecimal digits.
-mod hex {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        to.serialize_str(&digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect::<String>())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
-        let text = String::deserialize(from)?;
-        let digit = |digit: u8| char::from(digit).to_digit(16).ok_or_else(|| D::Error::custom("no hexadecimal digit"));
-        let pair = |pair: &[u8]| match pair {
-            [high, low] => Ok((digit(*high)? << 4 | digit(*low)?) as u8),
-            _ => Err(D::Error::custom("half of a byte")),
-        };
-        text.as_bytes().chunks(2).map(pair).collect()
+        let PassedClient { socket, received, unsent, tls, stage } = self;
+        PassedClient { socket: convert(socket), received, unsent, tls, stage }
     }
 }

@@ -4,11 +4,12 @@ use std::fmt;
 use std::fmt::Write;
 
 use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The names in a valid certificate, and its fingerprint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Common names of the subject, then DNS names, mail addresses and URIs of the subject's
     /// alternative names.

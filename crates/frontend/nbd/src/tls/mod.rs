@@ -3,10 +3,14 @@
 //! [`Tls`] is the server's side: its certificate and key, the authority whose certificates clients
 //! must present, and the access table. [`TlsStream`] carries bytes over any
 //! [`ByteStream`](forkdisk_uring::ByteStream); NBD's STARTTLS inserts it below a negotiation that
-//! started unencrypted. Private keys are read once and never logged.
+//! started unencrypted. The library performs the handshake; the records are encrypted here, so that a session can go to
+//! another process ([`PassedTls`]). Private keys are read once, and no key is ever logged.
 
 mod access;
+mod handshake;
 mod identity;
+mod keys;
+mod records;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -20,7 +24,8 @@ use rustls::{RootCertStore, ServerConfig};
 
 pub use access::{AccessEntry, AccessTable, Grants, Permission};
 pub use identity::Identity;
-pub use stream::TlsStream;
+pub(crate) use stream::Leaving;
+pub use stream::{PassedTls, TlsStream};
 
 /// PEM files with the server's certificates.
 #[derive(Clone, Debug)]
