@@ -69,6 +69,7 @@ mod thin_device;
 mod tls;
 mod under_load;
 mod upgrade;
+mod upgrade_tls;
 mod vanishing;
 mod verbs;
 mod vhost_user;

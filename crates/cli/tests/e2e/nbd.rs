@@ -1,17 +1,26 @@
 //! A small NBD client: one request at a time; a crash of the server is a plain error.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
+const OPTION_STARTTLS: u32 = 5;
 const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
+/// How long a reply may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 const FLAG_FUA: u16 = 1;
 pub const READ: u16 = 0;
 pub const WRITE: u16 = 1;
@@ -23,9 +32,14 @@ pub const WRITE_ZEROES: u16 = 6;
 /// Transmission flags of an export.
 pub const HAS_FLUSH: u16 = 1 << 2;
 
+/// What the bytes go over.
+trait Transport: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Transport for T {}
+
 /// A connection to one export.
 pub struct Client {
-    stream: UnixStream,
+    stream: Box<dyn Transport>,
     cookie: u64,
     /// Transmission flags.
     pub flags: u16,
@@ -37,9 +51,45 @@ pub struct Client {
 
 impl Client {
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut client = Client::greeted(Box::new(stream))?;
+        client.choose(export)?;
+        Ok(client)
+    }
+
+    /// Connects with TLS of this version, with the certificates in `files`.
+    pub fn connect_encrypted(
+        port: u16,
+        (version, files): (&'static SupportedProtocolVersion, &Path),
+        export: &str,
+    ) -> io::Result<Client> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        let mut clear = Client::greeted(Box::new(stream.try_clone()?))?;
+        clear.polite = false;
+        clear.option(OPTION_STARTTLS, &[])?;
+        while !clear.option_reply()? {}
+        let certificate = |name: &str| CertificateDer::from_pem_file(files.join(name)).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate("ca-cert.pem")).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = config.with_protocol_versions(&[version]).unwrap().with_root_certificates(roots);
+        let key = PrivateKeyDer::from_pem_file(files.join("client-key.pem")).unwrap();
+        let config = config.with_client_auth_cert(vec![certificate("client-cert.pem")], key).unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let session = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+        let stream = Box::new(StreamOwned::new(session, stream));
+        let mut client = Client { stream, cookie: 0, flags: 0, size: 0, polite: true };
+        client.choose(export)?;
+        Ok(client)
+    }
+
+    /// Receives the greeting and answers it.
+    fn greeted(mut stream: Box<dyn Transport>) -> io::Result<Client> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         if &greeting[..8] != b"NBDMAGIC" || greeting[8..16] != OPTION_MAGIC.to_be_bytes() {
@@ -47,17 +97,19 @@ impl Client {
         }
         // Fixed newstyle, and no zeroes after the handshake.
         stream.write_all(&3u32.to_be_bytes())?;
-        let mut option = Vec::new();
-        option.extend(OPTION_MAGIC.to_be_bytes());
-        option.extend(OPTION_GO.to_be_bytes());
-        option.extend((export.len() as u32 + 6).to_be_bytes());
-        option.extend((export.len() as u32).to_be_bytes());
-        option.extend(export.as_bytes());
-        option.extend(0u16.to_be_bytes());
-        stream.write_all(&option)?;
-        let mut client = Client { stream, cookie: 0, flags: 0, size: 0, polite: true };
-        while !client.option_reply()? {}
-        Ok(client)
+        Ok(Client { stream, cookie: 0, flags: 0, size: 0, polite: true })
+    }
+
+    fn choose(&mut self, export: &str) -> io::Result<()> {
+        let name = export.as_bytes();
+        self.option(OPTION_GO, &[&(name.len() as u32).to_be_bytes(), name, &[0, 0]].concat())?;
+        while !self.option_reply()? {}
+        Ok(())
+    }
+
+    fn option(&mut self, option: u32, data: &[u8]) -> io::Result<()> {
+        let head = [&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data];
+        self.stream.write_all(&head.concat())
     }
 
     /// Reads one reply; returns true if it was the last.

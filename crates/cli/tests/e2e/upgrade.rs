@@ -18,12 +18,12 @@ use crate::nbd::{Client, READ, WRITE};
 
 const PAGE: usize = 4096;
 
-fn upgrade(lab: &Lab) -> Value {
+pub fn upgrade(lab: &Lab) -> Value {
     lab.json(&["upgrade", POOL])
 }
 
 /// Makes a program from a shell script.
-fn script(lab: &Lab, name: &str, text: &str) -> String {
+pub fn script(lab: &Lab, name: &str, text: &str) -> String {
     let path = lab.write_file(name, format!("#!/bin/sh\n{text}\n").as_bytes());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path.display().to_string()
@@ -33,7 +33,7 @@ fn script(lab: &Lab, name: &str, text: &str) -> String {
 const READY: &str = r#"printf '\034\000\000\000\000\000\000\000{"Ready":{"format":1}}      ' >&0"#;
 
 /// Writes and reads back pages until `ends` is set; returns how many.
-fn work(mut client: Client, ends: &AtomicBool, seed: u64) -> u64 {
+pub fn work(mut client: Client, ends: &AtomicBool, seed: u64) -> u64 {
     let mut round = 0;
     while !ends.load(Ordering::Relaxed) {
         let (page, data) = (round % 64, noise(seed + round, PAGE));
