@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
 
 /// Descriptors of one group; the kernel takes 253.
 const GROUP_COUNT: usize = 128;
@@ -43,7 +44,7 @@ impl Channel {
     }
 
     pub fn send<M: Serialize, F: AsFd>(&mut self, message: &M, files: &[F]) -> Result<()> {
-        let text = serde_json::to_vec(message)?;
+        let text = text_of(message)?;
         let head = [(text.len() as u32).to_ne_bytes(), (files.len() as u32).to_ne_bytes()].concat();
         self.0.write_all(&head).and_then(|()| self.0.write_all(&text)).context("sending")?;
         for group in files.chunks(GROUP_COUNT) {
@@ -69,7 +70,7 @@ impl Channel {
         let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
         let (len, count) = (word(0), word(4));
         ensure!(len <= MAX_TEXT_BYTES, "a message of {len} bytes");
-        let mut text = vec![0; len];
+        let mut text = Zeroizing::new(vec![0; len]);
         self.0.read_exact(&mut text).context("receiving")?;
         let mut files = Vec::with_capacity(count.min(1 << 20));
         while files.len() < count {
@@ -91,6 +92,29 @@ impl Channel {
         }
         let message = serde_json::from_slice(&text).context("a message of another version")?;
         Ok(Some((message, files)))
+    }
+}
+
+/// Returns the text of a message, which can have keys of TLS sessions: allocated once, and zeroed when it is dropped.
+fn text_of(message: &impl Serialize) -> Result<Zeroizing<Vec<u8>>> {
+    let mut length = Length(0);
+    serde_json::to_writer(&mut length, message)?;
+    let mut text = Zeroizing::new(Vec::with_capacity(length.0));
+    serde_json::to_writer(&mut *text, message)?;
+    Ok(text)
+}
+
+/// Counts bytes.
+struct Length(usize);
+
+impl Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
