@@ -328,6 +328,8 @@ impl BufPool {
 mod tests {
     use super::*;
 
+    impl BufMemory for MmapMut {}
+
     #[test]
     fn a_buffer_is_aligned_and_zero() {
         let b = Buf::zeroed(10_000);
