@@ -116,6 +116,25 @@ fn a_mount_and_what_is_open_on_it_go_on_over_twenty_kills() {
     lab.assert_clean();
 }
 
+/// Starting a program closes this process's files in its copy, which is no request of the mount (Linux 5.16).
+#[test]
+fn a_program_with_open_files_of_the_mount_can_start_the_daemon() {
+    let lab = Lab::with_pool("64M");
+    fs::create_dir(lab.path("m")).unwrap();
+    let options = ["--mount", "m", "--keeper", "--keeper-limit", "30"];
+    let server = Server::start_with(&lab, POOL, &options);
+    let file = File::options().read(true).write(true).create_new(true).open(lab.path("m/a")).unwrap();
+    let other = File::open(lab.path("m/a")).unwrap();
+    file.write_all_at(&noise(1, MIB), 0).unwrap();
+    let server = restart(&lab, server, &options, 10);
+    let mut found = vec![0; MIB];
+    other.read_exact_at(&mut found, 0).unwrap();
+    assert!(found == noise(1, MIB));
+    drop((file, other));
+    server.stop();
+    lab.assert_clean();
+}
+
 #[test]
 fn a_file_system_on_a_loop_device_goes_on_over_twenty_kills() {
     let Some(attaching) = Attaching::with_pool("512M") else { return };

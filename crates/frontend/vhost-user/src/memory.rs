@@ -19,7 +19,6 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, Gu
 
 use crate::foreign_file::ForeignFile;
 use crate::passed::{PassedRegion, duplicate};
-use crate::request::Piece;
 
 /// Most regions of a guest.
 pub const MAX_REGIONS: usize = 32;
@@ -189,12 +188,12 @@ impl Memory {
         self.regions.iter().map(passed).collect()
     }
 
-    /// Returns buffers in the memory itself for all of `pieces`, in their order; `None` if that is not possible, or no
-    /// cheaper than a copy. They keep their regions.
-    pub fn buffers(&self, pieces: &[Piece]) -> Option<SmallVec<[Buf; 2]>> {
+    /// Returns buffers in the memory itself for all of `pieces` (address and length), in their order; `None` if that is
+    /// not possible, or no cheaper than a copy. They keep their regions.
+    pub fn buffers(&self, pieces: impl Iterator<Item = (GuestAddress, u32)>) -> Option<SmallVec<[Buf; 2]>> {
         let mut parts: SmallVec<[(usize, u64, u64); 4]> = SmallVec::new();
-        for piece in pieces.iter().filter(|piece| piece.len > 0) {
-            let (at, len) = (piece.address.0, u64::from(piece.len));
+        for (GuestAddress(at), len) in pieces.filter(|&(_, len)| len > 0) {
+            let len = u64::from(len);
             match parts.last_mut() {
                 Some((region, start, before)) if *start + *before == at && self.regions[*region].holds(at, len) => {
                     *before += len;
@@ -289,8 +288,7 @@ mod tests {
             .with(&region(512 << 10, 512 << 10, 1 << 30, 512 << 10), file.try_clone().unwrap().into())
             .unwrap();
         let lens = |pieces: &[(u64, u32)]| {
-            let pieces: Vec<Piece> = pieces.iter().map(|&(at, len)| Piece { address: GuestAddress(at), len }).collect();
-            let buffers = memory.buffers(&pieces)?;
+            let buffers = memory.buffers(pieces.iter().map(|&(at, len)| (GuestAddress(at), len)))?;
             Some(buffers.iter().map(|buf| buf.len()).collect::<Vec<_>>())
         };
         assert_eq!(lens(&[(4096, 16 << 10), (20 << 10, 4096)]), Some(vec![20 << 10]), "they touch");
@@ -303,7 +301,7 @@ mod tests {
         assert_eq!(lens(&[(1008 << 10, 32 << 10)]), None, "beyond the end");
         assert_eq!(lens(&[(u64::MAX - 4095, 4096)]), None);
         assert_eq!(lens(&[]), None);
-        let mut kept = memory.buffers(&[Piece { address: GuestAddress(0), len: 16 << 10 }]).unwrap();
+        let mut kept = memory.buffers([(GuestAddress(0), 16 << 10)].into_iter()).unwrap();
         drop(memory);
         kept[0].fill(7);
         let mut found = [0; 16];

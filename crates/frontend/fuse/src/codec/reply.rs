@@ -10,6 +10,8 @@ use super::init::InitReply;
 pub mod open_flags {
     /// The kernel's cache of the file stays valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
+    /// Closing the file needs no request (Linux 5.16).
+    pub const NO_FLUSH: u32 = 1 << 5;
     /// Direct writes may run concurrently.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }

@@ -52,7 +52,9 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn open_flags(&self, volume: &Volume<D>) -> u32 {
         let keep = if self.options.alone || volume.read_only() { open_flags::KEEP_CACHE } else { 0 };
-        keep | open_flags::PARALLEL_DIRECT_WRITES
+        // The request would be answered with `ENOSYS`. Without it a program that has files of a mount open can start
+        // the daemon that is to continue the mount.
+        keep | open_flags::NO_FLUSH | open_flags::PARALLEL_DIRECT_WRITES
     }
 
     pub(super) fn release(&self, handle: u64) {

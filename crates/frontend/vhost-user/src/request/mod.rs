@@ -11,7 +11,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-pub use chain::{Malformed, Piece, Pieces};
+pub use chain::{Malformed, Pieces};
 pub use perform::{Outcome, PIECE_BYTES, perform};
 
 use chain::{Chain, bytes_of, copy_in, skip_front, take_last_byte, walk};

@@ -105,7 +105,7 @@ fn pieces(len: u64) -> impl Iterator<Item = (u64, usize)> {
 
 async fn read<X: Disks>(disks: &X, disk: &X::Disk, memory: &Memory, request: &Request) -> Performed<u32> {
     let offset = data_offset(disk, request)?;
-    if let Some(buffers) = memory.buffers(&request.data) {
+    if let Some(buffers) = memory.buffers(request.data.iter().map(|piece| (piece.address, piece.len))) {
         each_at(offset, buffers, |at, buf, _| async move { disk.read(at, buf).await.0 }).await?;
         return if memory.is_lost() { Err(Refused(IO_ERROR_CODE)) } else { Ok(request.len as u32) };
     }
@@ -129,7 +129,7 @@ async fn write<X: Disks>(
 ) -> Performed<u32> {
     let offset = data_offset(disk, request)?;
     check_writable(disk)?;
-    if let Some(buffers) = memory.buffers(&request.data) {
+    if let Some(buffers) = memory.buffers(request.data.iter().map(|piece| (piece.address, piece.len))) {
         let write = |at, buf, is_last: bool| async move {
             disk.write(at, buf, WriteFlags::from(writethrough).with_more(!is_last)).await.0
         };
