@@ -100,9 +100,9 @@ impl Cached {
 }
 
 impl<D: Device> Volumes<D> {
-    /// Makes all programs see a write of (offset, length): drops what the kernel may have cached of it, and tells the
-    /// watcher. `None` if nothing has to be done.
-    pub(super) fn make_seen(
+    /// Makes a write of (offset, length) visible to all programs: drops what the kernel may have cached of it, and
+    /// tells the watcher. `None` if nothing has to be done.
+    pub(super) fn make_visible(
         self: &Rc<Self>,
         id: VolumeId,
         (offset, len): (u64, u64),

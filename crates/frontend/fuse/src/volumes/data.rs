@@ -116,8 +116,8 @@ impl<D: Device> Volumes<D> {
         }
         let (result, data) = file.volume.write(offset, data, false).await;
         // Also after an error: a part may be written.
-        if let Some(seen) = self.make_seen(file.volume.id(), (offset, data.len() as u64), is_direct(flags)) {
-            seen.await;
+        if let Some(visible) = self.make_visible(file.volume.id(), (offset, data.len() as u64), is_direct(flags)) {
+            visible.await;
         }
         result?;
         Ok(Reply::Stored(data))

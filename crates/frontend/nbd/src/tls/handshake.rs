@@ -1,7 +1,7 @@
 //! The handshake of a session, by the library, and the keys that it ends with.
 //!
-//! The library receives one record at a time, so that it has no byte of what follows the handshake: that is decrypted
-//! by [`Records`], whose state can go to another process. The traffic secrets of TLS 1.3, from which further keys are
+//! The library receives one record at a time, so that it has no byte of what follows the handshake. [`Records`]
+//! decrypts that, and another process can continue it. The traffic secrets of TLS 1.3, from which further keys are
 //! made, come from the library's key log, which is a new one for each session.
 
 use std::fmt;
