@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     closed: Cell<bool>,
     /// Number of turns, for tests.
     pub(crate) turns: Cell<u64>,
+    /// Bytes that this turn's tasks have transferred without the ring.
+    at_once: Cell<usize>,
     /// Whether the kernel leaves out completions of entries that succeed (Linux 5.17). It then also has today's
     /// implementation of polls that stay.
     pub(crate) skips_successes: Cell<bool>,
@@ -93,6 +95,7 @@ impl Driver {
             wake,
             closed: Cell::new(false),
             turns: Cell::new(0),
+            at_once: Cell::new(0),
             skips_successes,
         };
         driver.listen_for_wakes();
@@ -135,6 +138,7 @@ impl Driver {
     /// is a completion or a timer is due, unless entries are left for which the ring was full.
     pub(crate) fn turn(&self, wait: bool) -> io::Result<()> {
         self.turns.set(self.turns.get() + 1);
+        self.at_once.set(0);
         // When this shuts down, nothing else may wake it after the success of a silent operation.
         let wait = wait && (!self.closed.get() || self.queue.borrow().silent.is_empty());
         let timeout = if wait { self.timers.borrow().next().map(until) } else { None };
@@ -303,6 +307,16 @@ impl Driver {
     /// Returns whether the ring takes commands of FUSE.
     pub(crate) fn takes_fuse(&self) -> bool {
         self.queue.borrow().ring.is_wide()
+    }
+
+    /// Returns whether a task may transfer `len` bytes without the ring, and counts them: at most `most` of a turn.
+    pub(crate) fn copies_at_once(&self, len: usize, most: usize) -> bool {
+        let sum = self.at_once.get() + len;
+        let may = sum <= most && !self.closed.get();
+        if may {
+            self.at_once.set(sum);
+        }
+        may
     }
 
     pub(crate) fn has_registered_buffers(&self) -> bool {

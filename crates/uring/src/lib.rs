@@ -20,6 +20,7 @@
 #![warn(missing_docs)]
 #![deny(clippy::missing_errors_doc)]
 
+mod at_once;
 mod config;
 mod device;
 mod driver;

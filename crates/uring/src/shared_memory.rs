@@ -2,11 +2,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use memmap2::MmapMut;
+
+use crate::at_once;
 
 /// A mapped file in memory. No other process writes it while this lives.
 pub struct SharedMemory {
@@ -29,7 +31,7 @@ impl SharedMemory {
             Err(e) if e.kind() == io::ErrorKind::NotFound && !make => return Ok(None),
             Err(e) => return Err(e),
         };
-        if !is_in_memory(&file)? {
+        if !at_once::is_in_memory(file.as_fd())? {
             if file.metadata()?.len() == 0 {
                 let _ = fs::remove_file(path);
             }
@@ -69,17 +71,6 @@ impl AsMut<[u8]> for SharedMemory {
     }
 }
 
-fn is_in_memory(file: &File) -> io::Result<bool> {
-    // SAFETY: all bytes of the structure may be zero, and the call fills it.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open and the pointer is to a local structure.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
-    Ok(matches!(found.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +96,7 @@ mod tests {
         let path = dir.path().join("memory");
         match SharedMemory::open(&path, 8192, true) {
             Err(e) => assert!(e.kind() == io::ErrorKind::Unsupported && !path.exists()),
-            Ok(_) => assert!(is_in_memory(&File::open(dir.path()).unwrap()).unwrap()),
+            Ok(_) => assert!(at_once::is_in_memory(File::open(dir.path()).unwrap().as_fd()).unwrap()),
         }
     }
 }

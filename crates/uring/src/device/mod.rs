@@ -6,6 +6,7 @@
 
 mod clone;
 mod geometry;
+mod in_memory;
 mod lock;
 mod open;
 
@@ -22,6 +23,7 @@ use forkdisk::{Buf, Device, LocalFuture};
 pub use lock::{block_device_user, lock_image};
 pub use open::DeviceOptions;
 
+use crate::at_once;
 use crate::driver::Ticket;
 use crate::executor::Rt;
 use crate::handle::Handle;
@@ -49,6 +51,8 @@ struct State {
     resize_flushed: Cell<u64>,
     /// The device does not support discard.
     no_discard: Cell<bool>,
+    /// A file in memory (tmpfs): see `in_memory`.
+    in_memory: bool,
     cloning: clone::Cloning,
 }
 
@@ -137,6 +141,9 @@ impl UringDevice {
             return Request::Refused(error, buf);
         }
         let base = buf.as_mut_ptr();
+        if self.state.in_memory && self.transfer_at_once(&mut buf, &segments, write) {
+            return Request::Done(buf);
+        }
         let slot = self.rt.driver().registered_slot(buf.slot(), base);
         let rw_flags = if fua { libc::RWF_DSYNC } else { 0 };
         let block = self.state.block;
@@ -160,8 +167,11 @@ impl UringDevice {
         Ok(())
     }
 
-    async fn flushed(self, ticket: Ticket, resized: u64) -> io::Result<()> {
-        outcome(ticket.await.result)?;
+    async fn flushed(self, flush: Result<Ticket, io::Result<()>>, resized: u64) -> io::Result<()> {
+        match flush {
+            Ok(ticket) => outcome(ticket.await.result).map(drop)?,
+            Err(done) => done?,
+        }
         let done = &self.state.resize_flushed;
         done.set(done.get().max(resized));
         Ok(())
@@ -178,6 +188,7 @@ fn past_end(offset: u64, len: u64, end: u64, write: bool) -> io::Error {
 }
 
 enum Request {
+    Done(Buf),
     Started(Ticket),
     Refused(io::Error, Buf),
 }
@@ -185,6 +196,7 @@ enum Request {
 impl Request {
     async fn outcome(self) -> IoResult {
         match self {
+            Request::Done(buf) => (Ok(()), buf),
             Request::Refused(error, buf) => (Err(error), buf),
             Request::Started(ticket) => match ticket.await {
                 Op { work: Work::Transfer(t), result, .. } => (outcome(result).map(drop), t.buf),
@@ -255,7 +267,10 @@ impl Device for UringDevice {
         self.release();
         let resized = self.state.resized.get();
         let datasync = self.state.resize_flushed.get() == resized;
-        let ticket = self.start(Work::Flush { datasync });
+        let ticket = match self.state.in_memory {
+            true => Err(at_once::sync(self.state.handle.fd())),
+            false => Ok(self.start(Work::Flush { datasync })),
+        };
         self.clone().flushed(ticket, resized)
     }
 

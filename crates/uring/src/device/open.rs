@@ -13,6 +13,7 @@ use forkdisk::{Error, ErrorKind};
 
 use super::geometry::{self, Kind};
 use super::{State, UringDevice, lock};
+use crate::at_once;
 use crate::executor::Rt;
 use crate::handle::Handle;
 use crate::sys;
@@ -213,6 +214,7 @@ fn finish(rt: &Rt, path: &Path, opened: Opened, kind: Kind, options: &DeviceOpti
         Some(block) => block,
         None => geometry::buffered_block(file.as_fd(), kind).map_err(failed)?,
     };
+    let in_memory = kind == Kind::File && at_once::is_in_memory(file.as_fd()).map_err(failed)?;
     let array = options.array.or_else(|| geometry::array(&file, kind));
     let state = State {
         handle: Handle::new(rt.driver(), OwnedFd::from(file)),
@@ -225,6 +227,7 @@ fn finish(rt: &Rt, path: &Path, opened: Opened, kind: Kind, options: &DeviceOpti
         resized: Cell::new(0),
         resize_flushed: Cell::new(0),
         no_discard: Cell::new(false),
+        in_memory,
         cloning: Default::default(),
     };
     let plain = UringDevice { rt: rt.clone(), state: Rc::new(state), stripes: None };
