@@ -7,7 +7,7 @@ use crate::catalog::{Changes, CreateOptions};
 use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
-use crate::store::{DiscardPolicy, FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
+use crate::store::{DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
 
 /// Default chunk of an origin, in bytes.
 const DEFAULT_ORIGIN_CHUNK_BYTES: u64 = 64 << 10;
@@ -44,6 +44,7 @@ setters! {
         with_volatile volatile: impl Into<Option<VolatileLog>>,
         with_commit_interval commit_interval: Duration,
         with_background_commit background_commit: u64,
+        with_early_groups early_groups: EarlyGroups,
         with_host host: impl Into<Option<HostIdentity>>,
         with_clock clock: Option<fn() -> i64>,
         with_keep_removed keep_removed: bool,

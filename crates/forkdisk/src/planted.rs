@@ -130,6 +130,15 @@ bugs! {
     UnflushedEndsInterval = "unflushed-ends-interval",
     /// A commit that no request asked for leaves out the flush that orders data and records, too.
     UnaskedGroupBeforeData = "unasked-group-before-data",
+    /// A commit writes its groups while an early group is being written to the same place.
+    EarlyGroupNotAwaited = "early-group-not-awaited",
+    /// A commit takes an early group for its own, whatever that contains.
+    EarlyGroupTakenUnseen = "early-group-taken-unseen",
+    /// An early group that is not the commit's lies where the volatile log says that the commit's groups are, until
+    /// these are written.
+    EarlyGroupErasedLate = "early-group-erased-late",
+    /// Recovery after a kill replays an early group although the volatile log has other records in its place.
+    EarlyGroupOutrunsLog = "early-group-outruns-log",
     /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// The checksum of data is computed from memory that another process changes before it is written.

@@ -18,7 +18,7 @@ use self::volatile::Writer;
 #[cfg(feature = "planted")]
 pub use self::volatile::tear;
 pub use self::volatile::{
-    GroupEnd, MIN_VOLATILE_BYTES, RecoveredRecord, VolatileLog, VolatileMemory, invalidate, recover,
+    GroupEnd, MIN_VOLATILE_BYTES, RecoveredRecord, VolatileLog, VolatileMemory, invalidate, last_base, recover,
 };
 
 /// Limit of the records of one group, in bytes: the next record begins another group. A record is never divided,
@@ -34,6 +34,7 @@ struct Batch {
 }
 
 /// A group to be written to the device.
+#[derive(PartialEq, Eq)]
 pub struct Outgoing {
     /// Whole pages.
     pub bytes: Vec<u8>,
@@ -84,6 +85,8 @@ pub struct Journal {
     /// The next record begins a batch: a mark lies before it.
     marked: bool,
     appended: u64,
+    /// Those of them that may become durable before data written so far.
+    unordered: u64,
     /// Where groups end, as far as replay has come; empty once the pool is open.
     group_ends: Vec<GroupEnd>,
     volatile: Option<Writer>,
@@ -114,6 +117,7 @@ impl Journal {
             checksums: ChecksummedPages::default(),
             marked: false,
             appended: 0,
+            unordered: 0,
             group_ends: vec![GroupEnd { position: start.position, chain: start.chain }],
             volatile: None,
             overflow_seq: 0,
@@ -213,6 +217,7 @@ impl Journal {
 
     /// Appends a record that may become durable before data written so far.
     pub fn append_unordered(&mut self, record: &Record) {
+        self.unordered += 1;
         self.add(record);
     }
 
@@ -362,10 +367,7 @@ impl Journal {
     }
 
     fn outgoing(&mut self, first: u64, count: u32, body: &[u8]) -> Outgoing {
-        let (incarnation, confirmed) = (self.incarnation, self.durable_seq());
-        let group = JournalGroup { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
-        let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, body);
-        bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
+        let (bytes, chain) = encoded(self, first, count, body);
         let position = self.head;
         self.head += bytes.len() as u64;
         self.chain = chain;
@@ -449,140 +451,48 @@ impl Journal {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::{Decoded, decode_group};
-    use crate::types::{VirtualPage, VolumeId};
-
-    fn journal() -> Journal {
-        Journal::new([1; 16], vec![(PageAddr(256), 2), (PageAddr(1000), 1)], 1, JournalStart::default())
+/// Returns the group that [`Journal::take`] would return if this record of a first write, whose pages have the checksum
+/// `sum`, were the only one. `None` if there are others, if the group would not cover the data, or if the journal is
+/// full.
+pub fn group_of(journal: &Journal, record: &Record, sum: u64) -> Option<Outgoing> {
+    let Record::Map { len, to, .. } = record else { return None };
+    let is_covered = journal.checksums.covers_data() && journal.checksums.wants(u64::from(*len));
+    if !journal.pending.is_empty() || !is_covered {
+        return None;
     }
-
-    fn map(at: u64, to: u64) -> Record {
-        Record::Map { volume: VolumeId(1), at: VirtualPage(at), len: 1, to: PageAddr(to) }
-    }
-
-    #[test]
-    fn neighbouring_mappings_are_one_record() {
-        let mut j = journal();
-        (0..100).for_each(|i| j.append(&map(i, 5000 + i)));
-        j.append(&map(100, 7000));
-        let out = j.take().groups;
-        let Decoded::Group(group, records, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
-        assert_eq!((group.count, records.len()), (2, 2));
-        assert_eq!(records[0], Record::Map { volume: VolumeId(1), at: VirtualPage(0), len: 100, to: PageAddr(5000) });
-    }
-
-    #[test]
-    fn a_record_behind_a_mark_is_not_merged_with_one_before() {
-        let mut j = journal();
-        j.append(&map(0, 5000));
-        let start = j.mark();
-        j.append(&map(1, 5001));
-        let out = j.take().groups;
-        let Decoded::Group(first, ..) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
-        let Decoded::Group(second, records, _) = decode_group(&[1; 16], first.chain, &out[1].bytes, 1 << 20) else {
-            panic!()
-        };
-        assert_eq!((second.first, second.count), (start.sequence, 1), "it is replayed, the first is not");
-        assert_eq!(records, [map(1, 5001)]);
-    }
-
-    #[test]
-    fn a_finished_checkpoint_takes_the_records_before_its_mark() {
-        let mut j = journal();
-        (0..1000).for_each(|i| j.append(&map(i * 2, i)));
-        assert!(!j.fits());
-        let start = j.mark();
-        j.append(&map(7, 7000));
-        j.released(start);
-        assert!(j.fits());
-        let out = j.take().groups;
-        let Decoded::Group(group, records, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
-        assert_eq!((out.len(), group.first, records.len()), (1, start.sequence, 1));
-        assert_eq!(j.pending(), 0);
-    }
-
-    #[test]
-    fn what_is_pending_fills_a_piece_when_it_reaches_its_end() {
-        let mut j = journal();
-        assert!(!j.fills_extent(0), "nothing is pending");
-        j.append(&map(0, 1));
-        assert!(!j.fills_extent(0), "one page of two");
-        j.take();
-        assert!(!j.fills_extent(0));
-        j.append(&map(2, 1));
-        assert!(j.fills_extent(2 * 4096) && !j.fills_extent(3 * 4096));
-        let taken = j.take().groups;
-        assert_eq!(j.segments(taken[0].position, taken[0].bytes.len()).len(), 1);
-        // The next extent is one page, and behind it is the first one.
-        j.append(&map(4, 1));
-        assert!(j.fills_extent(4096));
-        let here = j.mark();
-        j.take();
-        j.released(here);
-        j.append(&map(6, 1));
-        assert!(!j.fills_extent(0), "wrapped");
-    }
-
-    #[test]
-    fn it_goes_round_through_its_extents() {
-        let mut j = journal();
-        assert_eq!(j.length(), 3 * 4096);
-        j.append(&map(1, 1));
-        assert_eq!(j.take().groups[0].position, 0);
-        let here = j.mark();
-        j.released(here);
-        assert_eq!(
-            j.segments(4096, 2 * 4096),
-            [Segment { offset: 257 * 4096, at: 0, len: 4096 }, Segment { offset: 1000 * 4096, at: 4096, len: 4096 }]
-        );
-        assert_eq!(j.segments(3 * 4096, 4096)[0].offset, 256 * 4096, "wrapped");
-    }
-
-    #[test]
-    fn a_full_journal_says_so() {
-        let mut j = journal();
-        for i in 0..3 {
-            j.append(&map(i * 2, i));
-            assert!(j.fits());
-            j.take();
-        }
-        j.append(&map(99, 99));
-        assert!(!j.fits());
-        let here = j.mark();
-        j.released(here);
-        assert!(j.fits());
-    }
-
-    #[test]
-    fn it_vouches_for_data_unless_a_record_says_more_or_a_page_changes() {
-        let mut j = journal();
-        j.append_map(&map(1, 500), Some(7));
-        j.append_map(&map(2, 501), Some(8));
-        let taken = j.take();
-        let Decoded::Group(group, records, checksums) = decode_group(&[1; 16], 0, &taken.groups[0].bytes, 1 << 20)
-        else {
-            panic!()
-        };
-        assert!(taken.covers_data && records.len() == 1, "the records are merged, what they vouch for is not");
-        let expected = [(500, 7), (501, 8)].map(|(to, sum)| DataChecksum { to: PageAddr(to), pages: 1, sum });
-        assert_eq!(checksums, expected);
-        j.set_durable(taken.next);
-        assert!(!j.checksums.may_overwrite(PageAddr(501), 1), "the device does not say that it is durable");
-
-        let here = j.mark();
-        j.released(here);
-        j.append_map(&map(9, 600), Some(9));
-        j.append(&Record::Delete { ids: vec![VolumeId(5)] });
-        let taken = j.take();
-        let Decoded::Group(_, records, checksums) =
-            decode_group(&[1; 16], group.chain, &taken.groups[0].bytes, 1 << 20)
-        else {
-            panic!()
-        };
-        assert!(!taken.covers_data && records.len() == 2 && checksums.is_empty());
-        assert!(j.checksums.may_overwrite(PageAddr(501), 1) && j.checksums.may_overwrite(PageAddr(600), 1));
-    }
+    let mut body = Vec::new();
+    record.encode(&mut body);
+    DataChecksum { to: *to, pages: *len, sum }.encode(&mut body);
+    let (bytes, _) = encoded(journal, journal.next, 1, &body);
+    (journal.used() + bytes.len() as u64 <= journal.length).then_some(Outgoing { bytes, position: journal.head })
 }
+
+/// Returns whether [`Journal::take`] would return exactly this group.
+pub fn is_next_group(journal: &Journal, group: &Outgoing) -> bool {
+    let [batch] = &journal.pending[..] else { return false };
+    if batch.count != 1 || group.position != journal.head {
+        return false;
+    }
+    let mut body = batch.bytes.clone();
+    if journal.checksums.covers_data() {
+        batch.checksums.iter().for_each(|checksum| checksum.encode(&mut body));
+    }
+    encoded(journal, batch.first, batch.count, &body).0 == group.bytes
+}
+
+/// Encodes the next group, in whole pages; also returns its chain value.
+fn encoded(journal: &Journal, first: u64, count: u32, body: &[u8]) -> (Vec<u8>, u64) {
+    let (incarnation, confirmed) = (journal.incarnation, journal.durable_seq());
+    let group = JournalGroup { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
+    let (mut bytes, chain) = encode_group(&journal.uuid, journal.chain, &group, body);
+    bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
+    (bytes, chain)
+}
+
+/// Returns the number of records appended since the open that follow data or names: all but times of changes.
+pub fn appended_in_order(journal: &Journal) -> u64 {
+    journal.appended - journal.unordered
+}
+
+#[cfg(test)]
+mod tests;

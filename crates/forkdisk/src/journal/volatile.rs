@@ -340,19 +340,7 @@ pub fn recover(
     is_place: impl Fn(GroupEnd) -> bool,
 ) -> Vec<RecoveredRecord> {
     log.memory.with(|bytes| {
-        let known = bytes.len() >= MIN_VOLATILE_BYTES
-            && bytes[..8] == MAGIC
-            && get(bytes, HEADER_BYTES) == sum_of(0, &bytes[..HEADER_BYTES])
-            && get(bytes, 64) as usize == area_length(bytes);
-        let ours = known && bytes[8..24] == uuid && bytes[24..56] == log.identity;
-        if !ours || correct!(get(bytes, 56) != incarnation, Bug::VolatileOfEarlierLife => false) {
-            return Vec::new();
-        }
-        let length = area_length(bytes);
-        let written = get(bytes, 56);
-        let areas = (0..2).filter_map(|i| read_area(&bytes[PAGE_SIZE + i * length..][..length], written));
-        let mut areas: Vec<Area> = areas.collect();
-        areas.sort_by_key(|area| area.generation);
+        let areas = areas_of(log, bytes, uuid, incarnation);
         let Some(begin) = areas.iter().position(|area| area.bases.iter().any(|&place| is_place(place))) else {
             return Vec::new();
         };
@@ -372,6 +360,33 @@ pub fn recover(
         }
         out
     })
+}
+
+/// Returns where the last group ends that the process which wrote the log had taken for writing; `None` if the log is
+/// not of this pool and `incarnation`. What follows in the journal was written early, and is in the log if it counts.
+pub fn last_base(log: &VolatileLog, uuid: [u8; 16], incarnation: u64) -> Option<GroupEnd> {
+    log.memory.with(|bytes| {
+        let bases = areas_of(log, bytes, uuid, incarnation).into_iter().flat_map(|area| area.bases);
+        bases.max_by_key(|base| base.position)
+    })
+}
+
+/// Returns the valid areas, oldest first; none if the log is of another pool or incarnation.
+fn areas_of(log: &VolatileLog, bytes: &[u8], uuid: [u8; 16], incarnation: u64) -> Vec<Area> {
+    let known = bytes.len() >= MIN_VOLATILE_BYTES
+        && bytes[..8] == MAGIC
+        && get(bytes, HEADER_BYTES) == sum_of(0, &bytes[..HEADER_BYTES])
+        && get(bytes, 64) as usize == area_length(bytes);
+    let ours = known && bytes[8..24] == uuid && bytes[24..56] == log.identity;
+    if !ours || correct!(get(bytes, 56) != incarnation, Bug::VolatileOfEarlierLife => false) {
+        return Vec::new();
+    }
+    let length = area_length(bytes);
+    let written = get(bytes, 56);
+    let areas = (0..2).filter_map(|i| read_area(&bytes[PAGE_SIZE + i * length..][..length], written));
+    let mut areas: Vec<Area> = areas.collect();
+    areas.sort_by_key(|area| area.generation);
+    areas
 }
 
 fn read_area(area: &[u8], incarnation: u64) -> Option<Area> {

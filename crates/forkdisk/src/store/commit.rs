@@ -10,6 +10,9 @@
 //! data and records of the next commit of any kind. Until then no group says that it was durable, nothing that depends
 //! on it is written in place or discarded, and the commit interval goes on.
 //!
+//! A commit that is early (see `early`) is one of these. It begins only if its records carry checksums of all their
+//! data, so that no flush has to come before them.
+//!
 //! Nothing acknowledged waits longer than the *commit interval*: that time after the first change that is not
 //! durable the pool is committed, with a flush. An idle pool does nothing. At most one task sleeps, and only while
 //! something is not durable. It holds no reference to the pool meanwhile.
@@ -29,14 +32,15 @@ use crate::catalog::{Catalog, directory};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, Record, VolumeState};
-use crate::journal::{Outgoing, Written};
+use crate::journal::{Outgoing, Written, appended_in_order};
 use crate::live::LastChange;
 use crate::planted::correct;
 use crate::space::Need;
 use crate::sync::Event;
 use crate::types::{PAGE_SIZE, VolumeId};
 
-use super::{Store, checkpoint_steps, host_enospc};
+use super::early::{Early, erase_early, take_other};
+use super::{EarlyGroups, Store, checkpoint_steps, host_enospc};
 
 /// Also start one when pending records reach the end of a journal extent of at least this many bytes.
 const MIN_EXTENT_BYTES: u64 = 1 << 20;
@@ -60,6 +64,21 @@ pub struct Commits {
     /// background commit.
     background_mark: Cell<u64>,
     changed: Event,
+    early: Early,
+    /// The last commit that is not only an early one.
+    not_early: Cell<u64>,
+    /// Early ones since the last commit began.
+    early_asked: Cell<u64>,
+}
+
+impl Commits {
+    pub fn is_running(&self) -> bool {
+        self.running.get()
+    }
+
+    pub fn early(&self) -> &Early {
+        &self.early
+    }
 }
 
 impl<D: Device> Store<D> {
@@ -86,23 +105,31 @@ impl<D: Device> Store<D> {
     }
 
     /// Starts a background commit after every [`background_commit`](super::OpenOptions::background_commit) bytes of
-    /// records, independent of other commits, so that flushes find about the same amount of work each time; and when
-    /// pending records would span two journal extents or fill the volatile log.
+    /// records, independent of other commits, so that flushes find about the same amount of work each time; when
+    /// pending records would span two journal extents or fill the volatile log; and an early one (see `early`).
     pub fn commit_soon(self: &Rc<Self>) {
         let commits = &self.commits;
         if commits.running.get() {
             return;
         }
-        let (recorded, pending, fills) = {
+        let (recorded, pending, fills, is_early) = {
             let journal = &self.meta.borrow().journal;
             let fills = journal.fills_extent(MIN_EXTENT_BYTES) || journal.volatile_is_filling();
-            (journal.recorded(), journal.pending(), fills)
+            let is_early = self.options.early_groups != EarlyGroups::Never
+                && journal.checksums.covers_data()
+                && commits.early.is_due(appended_in_order(journal));
+            (journal.recorded(), journal.pending(), fills, is_early)
         };
         let bytes = self.options.background_commit.max(1);
         let marks = (recorded - commits.background_mark.get()) / bytes;
         commits.background_mark.set(commits.background_mark.get() + marks * bytes);
-        if (marks > 0 || fills) && pending > 0 {
+        let is_background = marks > 0 || fills;
+        if (is_background || is_early) && pending > 0 {
             commits.asked.set(commits.asked.get() + 1);
+            match is_background {
+                true => commits.not_early.set(commits.asked.get()),
+                false => commits.early_asked.set(commits.early_asked.get() + 1),
+            }
             start_commits(self);
         }
     }
@@ -112,6 +139,16 @@ impl<D: Device> Store<D> {
     pub async fn commit_sealed(self: &Rc<Self>) -> Result<()> {
         self.commits.sealing.set(true);
         next_commit(self.clone()).await
+    }
+}
+
+/// Begins a commit that removes the early group of a write that failed.
+pub fn commit_failed_write<D: Device>(store: &Rc<Store<D>>) {
+    let commits = &store.commits;
+    if commits.early.is_any() && !store.options.read_only {
+        commits.asked.set(commits.asked.get() + 1);
+        commits.not_early.set(commits.asked.get());
+        start_commits(store);
     }
 }
 
@@ -146,6 +183,7 @@ async fn next_commit<D: Device>(store: Rc<Store<D>>) -> Result<()> {
     );
     commits.asked.set(commits.asked.get().max(ticket));
     commits.flush_asked.set(commits.flush_asked.get().max(ticket));
+    commits.early.flush_requested(appended_in_order(&store.meta.borrow().journal));
     start_commits(&store);
     while commits.ended.get() < ticket {
         store.check_alive()?;
@@ -175,9 +213,13 @@ fn start_commits<D: Device>(store: &Rc<Store<D>>) {
             if correct!(flushes, Bug::UnflushedEndsInterval => true) {
                 store.interval.begin_commit();
             }
-            store.counters.commit_group.observe(covered - commits.ended.get());
+            let requests = covered - commits.ended.get() - commits.early_asked.take();
+            if requests > 0 {
+                store.counters.commit_group.observe(requests);
+            }
             let begun_at = store.runtime.now();
-            if let Err(error) = commit_once(&store, flushes).await {
+            let is_early = !flushes && commits.not_early.get() <= commits.ended.get();
+            if let Err(error) = commit_once(&store, flushes, is_early).await {
                 correct!(store.fail(&error), Bug::FailedFlushForgotten => error);
             }
             if flushes {
@@ -197,18 +239,23 @@ fn is_all_written<D: Device>(store: &Store<D>) -> bool {
     journal.pending() == 0 && journal.written.next > journal.durable_seq()
 }
 
-async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool) -> Result<()> {
+async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: bool) -> Result<()> {
     store.check_failed()?;
     if !store.active.get() {
         checkpoint_steps::activate(store).await?;
     }
-    record_times_along(store);
+    if !is_early {
+        record_times_along(store);
+    }
+    correct!(store.commits.early.settled().await, Bug::EarlyGroupNotAwaited => ());
     // No await between the last check and taking the records.
     loop {
         if !store.meta.borrow().journal.fits() {
             store.host_enospc.while_journal_is_full(store.clone().patient_checkpoint()).await?;
         } else if store.unflushed_snapshots.get() && store.hooks.has_unflushed_snapshots() {
             store.hooks.flush_snapshotted_origins().await?;
+        } else if let Some(early) = take_other(store) {
+            erase_early(store, &early).await;
         } else {
             store.unflushed_snapshots.set(false);
             break;
@@ -218,15 +265,25 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool) -> Result<(
     let taken = {
         let mut meta = store.meta.borrow_mut();
         meta.dirty_state(store.options.dirty);
+        if is_early && !meta.journal.checksums.covers_data() {
+            // The records that came since need their data to be durable first.
+            return Ok(());
+        }
         meta.journal.take()
     };
     let (has_records, next) = (!taken.groups.is_empty(), taken.next);
+    let early = store.commits.early.take();
     if has_records {
         if !correct!(taken.covers_data, Bug::UnaskedGroupBeforeData => taken.covers_data || !flushes) {
             flush_written(store).await?;
         }
         for groups in merge_groups(taken.groups) {
-            write_groups(store, groups).await?;
+            let is_written = early.as_ref().is_some_and(
+                |early| correct!(early.is(&groups), Bug::EarlyGroupTakenUnseen => early.position() == groups.position),
+            );
+            if !is_written {
+                write_groups(store, groups).await?;
+            }
         }
         store.meta.borrow_mut().journal.written = Written { next, claims_durable: taken.claims_durable };
     }
@@ -455,15 +512,16 @@ pub fn record_times<D: Device>(store: &Store<D>) {
     volumes.into_iter().for_each(|id| record_time(store, &mut meta, id));
 }
 
-/// At the beginning of a commit: records the times if it writes records anyway, or if they have waited
-/// long; otherwise leaves them to a later commit.
+/// At the beginning of a commit: records the times if it writes records anyway, unless these are in an early group, or
+/// if the times have waited long; otherwise leaves them to a later commit.
 pub fn record_times_along<D: Device>(store: &Rc<Store<D>>) {
     if store.times.volumes.borrow().is_empty() {
         return;
     }
     let interval = store.options.commit_interval;
     let waited = store.runtime.now().saturating_sub(store.times.since.get());
-    if store.meta.borrow().journal.pending() > 0 || !interval.is_zero() && waited >= interval {
+    let is_along = store.meta.borrow().journal.pending() > 0 && !store.commits.early.is_any();
+    if is_along || !interval.is_zero() && waited >= interval {
         return record_times(store);
     }
     store.note_dirty();

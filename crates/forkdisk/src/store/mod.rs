@@ -7,6 +7,7 @@
 pub mod checkpoint;
 pub mod checkpoint_steps;
 pub mod commit;
+mod early;
 pub mod events;
 mod heartbeat;
 mod host_enospc;
@@ -37,6 +38,7 @@ use crate::runtime::{LocalFuture, Runtime};
 use crate::sync::{Event, Flushes, Generations, RangeLocks};
 use crate::types::{PageAddr, VolumeId};
 
+pub use early::write_early;
 pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
 pub use host_enospc::HostShortage;
@@ -45,7 +47,7 @@ pub use info::{
 };
 pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};
-pub use options::{DiscardPolicy, LowWater, OpenOptions, Recovery, WhenFull};
+pub use options::{DiscardPolicy, EarlyGroups, LowWater, OpenOptions, Recovery, WhenFull};
 pub use view::{Root, View, roots_of};
 
 /// The device of an open pool, its catalog, and what writes the one to the other.

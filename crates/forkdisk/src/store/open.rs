@@ -430,6 +430,10 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         store.reaped.wait().await;
     }
     checkpoint::wait_count_log_flush(store).await;
+    if store.commits.early().is_any() {
+        // Not on the device when the pool is opened next.
+        store.clone().commit().await?;
+    }
     commit::record_times(store);
     let nothing_to_do = !store.active.get() && store.superblock.borrow().clean && !has_changes(store);
     if !nothing_to_do {

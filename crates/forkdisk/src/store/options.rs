@@ -103,6 +103,9 @@ pub struct OpenOptions {
     /// Bytes of new records after which they are written to the journal although no request waits for that, so that
     /// the next flush has little left to write (default 256 KiB).
     pub background_commit: u64,
+    /// Whether the record of a first write is written together with its data, so that a flush behind it has nothing
+    /// left to write (default [`EarlyGroups::Expected`]).
+    pub early_groups: EarlyGroups,
     /// Identity of this host: required for a pool with a heartbeat.
     pub host: Option<HostIdentity>,
     /// Clock in nanoseconds since 1970. With it, volumes record the time of their last change
@@ -112,6 +115,19 @@ pub struct OpenOptions {
     /// Keep volumes that were removed while they were open until the first checkpoint, so that handles to them can be
     /// taken again ([`Pool::volume_by_id`]): for a process that continues the work of another one.
     pub keep_removed: bool,
+}
+
+/// When the record of a first write is written to the journal together with its data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EarlyGroups {
+    /// Never.
+    Never,
+    /// While clients flush after each write.
+    #[default]
+    Expected,
+    /// Whenever it is possible.
+    Always,
 }
 
 impl Default for OpenOptions {
@@ -129,6 +145,7 @@ impl Default for OpenOptions {
             volatile,
             commit_interval,
             background_commit,
+            early_groups: EarlyGroups::default(),
             host: None,
             clock: None,
             keep_removed: false,

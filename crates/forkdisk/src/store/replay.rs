@@ -17,7 +17,7 @@ use crate::planted::correct;
 use crate::space::alloc;
 use crate::types::{PAGE_SIZE, PageAddr};
 
-use super::Store;
+use super::{Store, takeover};
 
 /// Bytes read at once during replay.
 const REPLAY_WINDOW_BYTES: u64 = 1 << 20;
@@ -66,8 +66,15 @@ pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
     let mut window: Vec<u8> = Vec::new();
     let mut window_at = start.position;
     let mut rereads = 0;
+    let last = correct!(takeover::last_taken(store), Bug::EarlyGroupOutrunsLog => None);
+    let mut is_cut = false;
     loop {
         let Cursor { head, chain, limit } = cursor;
+        if last.is_some_and(|last| last.position == head && last.chain == chain) {
+            is_cut = true;
+            window.drain(..(head - window_at) as usize);
+            break;
+        }
         let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
         let next = match decode_group(&uuid, chain, have, limit) {
             Decoded::Group(group, records, checksums) => ReplayedData { group, records, checksums },
@@ -108,7 +115,8 @@ pub(super) async fn replay<D: Device>(store: &Store<D>) -> Result<bool> {
             held.push_back(next);
         }
     }
-    let unsealed = !held.is_empty();
+    // What lies behind the cut must not be found by the next recovery, which has no log.
+    let unsealed = !held.is_empty() || is_cut;
     for group in held {
         // Records before the start of the checkpoint were durable when it was; their pages may have been
         // written in place since.

@@ -1,5 +1,6 @@
 //! Recovery from the volatile log of a process that died (see `journal::volatile`).
 //!
+//! 0. Replay of the journal ends where the log says that the process had ended it.
 //! 1. After replay: apply the records that the journal does not have, in order, in memory.
 //! 2. Commit them under the incarnation of the process that died: data flushed, group written, flushed. Until
 //!    that ends the log stays valid, whatever ends this process; each record keeps its number, which tells
@@ -11,12 +12,18 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::journal::{RecoveredRecord, invalidate, recover};
+use crate::journal::{GroupEnd, RecoveredRecord, invalidate, last_base, recover};
 use crate::planted::correct;
 use crate::store::replay;
 
 use super::Store;
 use super::checkpoint_steps;
+
+/// Returns where the journal of the process that died ends: replay ignores an early group behind it (see `early`).
+pub(super) fn last_taken<D: Device>(store: &Store<D>) -> Option<GroupEnd> {
+    let superblock = store.superblock.borrow();
+    store.options.volatile.as_ref().and_then(|log| last_base(log, superblock.checksum_uuid, superblock.incarnation))
+}
 
 /// Applies the records that the journal does not have; returns their number.
 pub(super) async fn replay_volatile<D: Device>(store: &Store<D>) -> Result<u64> {

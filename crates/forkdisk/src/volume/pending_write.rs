@@ -11,16 +11,16 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, IoResult, Segment, Segments, add_segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::BreakPolicy;
+use crate::format::{BreakPolicy, Record};
 use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space::alloc;
-use crate::store::{EditError, Retry, WhenFull, checkpoint, events, no_space_error};
+use crate::store::{EditError, Retry, WhenFull, checkpoint, events, no_space_error, write_early};
 use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE};
 
 use super::Volume;
-use super::fault::{Partial, WritePlan};
+use super::fault::{Fault, Partial, WritePlan};
 use super::write::WriteRequest;
 
 /// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
@@ -318,6 +318,7 @@ impl<D: Device> Volume<D> {
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &whole, &segments);
                 let write = self.submit(whole, segments, more);
+                self.record_early(&work.plan);
                 queued.submitted(&work.merged);
                 (write.await.0, buf)
             }
@@ -326,11 +327,20 @@ impl<D: Device> Volume<D> {
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &buf, &segments);
                 let write = self.submit(buf, segments, more);
+                self.record_early(&work.plan);
                 queued.submitted(&work.merged);
                 write.await
             }
         };
         (self.device_error(work.offset, result), buf)
+    }
+
+    /// Writes the record of a planned write early, if it has one only.
+    fn record_early(&self, plan: &WritePlan) {
+        if let [Fault { at, len, to, sum: Some(sum), .. }] = &plan.faults[..] {
+            let record = Record::Map { volume: self.id, at: *at, len: *len as u32, to: *to };
+            write_early(&self.store, &record, *sum);
+        }
     }
 
     /// Submits a data write with the hint whether more writes follow.

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::correct;
 use crate::space::alloc;
-use crate::store::{HostShortage, Retry, events, retained};
+use crate::store::{HostShortage, Retry, commit, events, retained};
 use crate::sync::{Admitted, LockMode, PlanGuard, QueuedWrite, RangeGuard};
 use crate::types::PAGE_SIZE;
 
@@ -221,6 +221,7 @@ impl<D: Device> Volume<D> {
             alloc::write_off(&mut self.store.meta.borrow_mut().space, work.plan.unpublished());
             let is_full = e.is_full_host() && !retained::is_any(&self.store);
             self.store.full.set(self.store.full.get() || is_full);
+            commit::commit_failed_write(&self.store);
         }
         work.complete_merged(result);
         moved

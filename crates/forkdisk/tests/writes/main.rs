@@ -5,6 +5,7 @@
 mod alone;
 mod amplification;
 mod commit;
+mod early;
 mod flatten;
 mod gather;
 mod lab;

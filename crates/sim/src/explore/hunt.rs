@@ -225,6 +225,7 @@ fn home(planted: Planted) -> Home {
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
         IntervalForgotten | UnflushedEndsInterval => return Home::Lasting(Profile::Cuts),
+        EarlyGroupOutrunsLog | EarlyGroupErasedLate => return Home::Lasting(Profile::Races),
         VolatileForgetsAttributes | NamesOutrunVolatileLog => return Home::Lasting(Profile::Names),
         RetainedDiscardedUnguarded | RetainedOutlivesAllocation | RetainedReturnedTwice => {
             return Home::Retaining(Profile::Forks);

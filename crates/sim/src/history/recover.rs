@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{
-    DiscardPolicy, MIN_VOLATILE_BYTES, OpenOptions, Pool, SUPERBLOCK_AT, VolatileLog, VolatileMemory, VolumeInfo,
+    DiscardPolicy, EarlyGroups, MIN_VOLATILE_BYTES, OpenOptions, Pool, SUPERBLOCK_AT, VolatileLog, VolatileMemory,
+    VolumeInfo,
 };
 
 use super::known::Known;
@@ -86,8 +87,14 @@ pub fn discard_policy(retain: bool, discard: bool, seed: u64) -> DiscardPolicy {
     DiscardPolicy::Later { bytes, time: Duration::from_millis(*rng.pick(&[0, 1, 20, 500, 600_000])) }
 }
 
-/// Lets a third of the runs begin a background commit every few records.
+/// Lets a third of the runs begin a background commit every few records, and half of them write the group of each first
+/// write early.
 pub fn unasked_commits(options: OpenOptions, seed: u64) -> OpenOptions {
+    let options = options.with_early_groups(match mix(&[seed, 44]) % 4 {
+        0 | 1 => EarlyGroups::Always,
+        2 => EarlyGroups::Expected,
+        _ => EarlyGroups::Never,
+    });
     let bytes = match mix(&[seed, 42]) % 9 {
         0 => 40,
         1 => 200,
