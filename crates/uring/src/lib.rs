@@ -38,6 +38,7 @@ mod kernel;
 mod loop_device;
 mod net;
 mod op;
+mod request_memory;
 mod ring;
 mod setup;
 mod shared_memory;
@@ -59,6 +60,7 @@ pub use loop_device::{abandon_loop, attach_loop, detach_loop, resize_loop};
 pub use net::{
     Accept, ByteStream, PassedListener, Piece, SocketAccess, Stream, TcpListener, UnixListener, is_interrupted,
 };
+pub use request_memory::{RequestMemory, RequestSizes};
 pub use shared_memory::SharedMemory;
 pub use signal::Signals;
 pub use sys::PeerCred;

@@ -13,17 +13,21 @@ use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
 use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{
-    InUse, MountOptions, MountRecord, OverIoUring, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount,
+    InUse, MountOptions, MountRecord, OverIoUring, RequestLog, Session, SessionHandle, Volumes, VolumesOptions,
+    connect, unmount,
 };
 use forkdisk_uring::{Rt, UringDevice};
 
 use super::hand_over::PassedMount;
-use super::keeper::{Keeper, Left};
+use super::keeper::{Descriptors, Keeper, Left};
 use crate::left_mount;
 use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
 const LOOK: Duration = Duration::from_millis(5);
+/// Environment variable that makes mounts with a keeper use the request log, even if the kernel can send requests
+/// again.
+const REQUEST_LOG: &str = "FORKDISK_REQUEST_LOG";
 
 /// All mounts of a daemon. Clones share their state.
 #[derive(Clone)]
@@ -122,7 +126,7 @@ impl Mounts {
         let volumes = Volumes::resume(pool, self.options(&mount)?, &held)?;
         let held = connection.try_clone().map_err(|e| Failure::file(&mount.dir, e))?;
         let session = Session::resume(&self.0.runtime, volumes.clone(), &dir, (connection, queues))?;
-        session.handle().set_survives_a_kill(survives);
+        session.handle().set_resends(survives);
         self.keep(&session.handle(), (&volumes, held), &mount);
         self.add(session, volumes, mount);
         Ok(())
@@ -130,9 +134,8 @@ impl Mounts {
 
     /// Continues a mount of a process that was killed. If that fails the mount ends.
     pub fn take_over(&self, left: Left) {
-        let Left { mount, connection, record } = left;
-        let dir = PathBuf::from(&mount.dir);
-        match self.try_take_over(mount, connection, record) {
+        let dir = PathBuf::from(&left.mount.dir);
+        match self.try_take_over(left) {
             Ok(()) => tracing::warn!(dir = %dir.display(), "its daemon was killed: served again"),
             Err(error) => {
                 tracing::error!(dir = %dir.display(), %error, "the mount of a killed daemon cannot be continued");
@@ -142,11 +145,13 @@ impl Mounts {
         }
     }
 
-    fn try_take_over(&self, mount: params::Mount, connection: OwnedFd, record: [OwnedFd; 2]) -> Result<(), Failure> {
+    fn try_take_over(&self, left: Left) -> Result<(), Failure> {
+        let Left { mount, connection, record, log } = left;
         let dir = PathBuf::from(&mount.dir);
         let left = MountRecord::read(record).map_err(|e| Failure::file(&mount.dir, e))?;
+        let log = log.map(RequestLog::again).transpose().map_err(|e| Failure::file(&mount.dir, e))?;
         let volumes = Volumes::take_over(self.0.pool.clone(), self.options(&mount)?, left)?;
-        let session = Session::take_over(&self.0.runtime, volumes.clone(), &dir, connection)?;
+        let session = Session::take_over(&self.0.runtime, volumes.clone(), &dir, connection, log)?;
         self.add(session, volumes.clone(), mount);
         drop(self.0.runtime.spawn(async move { volumes.forget_cached().await }));
         Ok(())
@@ -160,16 +165,21 @@ impl Mounts {
         mount: &params::Mount,
     ) {
         let Some(keeper) = &self.0.keeper else { return };
-        if !session.survives_a_kill() {
-            let why = "this kernel cannot send requests again (Linux 6.9 can)";
-            tracing::warn!(dir = mount.dir, "a kill of this process ends the mount: {why}");
+        if session.has_queues() {
+            tracing::warn!(dir = mount.dir, "a kill of this process ends the mount: it has queues of io_uring");
             return;
         }
-        let kept = MountRecord::new().map_err(anyhow::Error::from).and_then(|record| {
-            keeper.hold(mount.clone(), connection.as_fd(), record.files())?;
-            Ok(volumes.keep(record)?)
-        });
-        if let Err(error) = kept {
+        let is_logged = !session.resends() || std::env::var_os(REQUEST_LOG).is_some_and(|value| value == "1");
+        let kept = || -> Result<()> {
+            let (record, log) = (MountRecord::new()?, is_logged.then(RequestLog::new).transpose()?);
+            let log_file = log.as_ref().map(RequestLog::file);
+            let descriptors = Descriptors { connection: connection.as_fd(), record: record.files(), log: log_file };
+            keeper.hold(mount.clone(), descriptors)?;
+            volumes.keep(record)?;
+            log.into_iter().for_each(|log| session.log_requests(log));
+            Ok(())
+        };
+        if let Err(error) = kept() {
             tracing::error!(dir = mount.dir, "a kill of this process ends the mount: {error:#}");
         }
     }
@@ -238,7 +248,7 @@ impl Mounts {
         let mut passed = Vec::new();
         for Mounted { mount, volumes, handle, .. } in all {
             let Some(connection) = handle.pass_on().await? else { continue };
-            let (survives, queues) = (handle.survives_a_kill(), handle.pass_on_queues()?);
+            let (survives, queues) = (handle.resends(), handle.pass_on_queues()?);
             passed.push(PassedMount { mount, connection, held: volumes.pass_on(), survives, queues });
         }
         Ok(passed)

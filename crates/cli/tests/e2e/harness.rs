@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use forkdisk_bench::limits::{Limited, LimitedWait, first_line};
@@ -24,6 +25,7 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 /// A separate folder for one test.
 pub struct Lab {
     dir: TempDir,
+    logs_requests: AtomicBool,
 }
 
 /// Outcome of a run of the program.
@@ -62,7 +64,8 @@ impl Run {
 impl Lab {
     /// Creates an empty folder.
     pub fn empty() -> Lab {
-        Lab { dir: tempfile::Builder::new().prefix("forkdisk-e2e-").tempdir().expect("a temporary folder") }
+        let dir = tempfile::Builder::new().prefix("forkdisk-e2e-").tempdir().expect("a temporary folder");
+        Lab { dir, logs_requests: AtomicBool::new(false) }
     }
 
     /// Creates a folder with a pool of `size`.
@@ -70,6 +73,16 @@ impl Lab {
         let lab = Lab::empty();
         lab.ok(&["init", POOL, "--size", size]);
         lab
+    }
+
+    /// Makes all programs use the request log for mounts with a keeper, as on kernels that cannot send requests again.
+    pub fn log_requests(&self) {
+        self.logs_requests.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the value of the variable for that.
+    pub fn request_log(&self) -> &'static str {
+        if self.logs_requests.load(Ordering::Relaxed) { "1" } else { "0" }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -84,7 +97,8 @@ impl Lab {
             .current_dir(self.dir.path())
             .env_remove("FORKDISK_POOL")
             .env_remove("FORKDISK_LOG")
-            .env_remove("FORKDISK_CONFIG");
+            .env_remove("FORKDISK_CONFIG")
+            .env("FORKDISK_REQUEST_LOG", self.request_log());
         command
     }
 
@@ -203,7 +217,8 @@ impl Server {
             .current_dir(lab.dir.path())
             .env_remove("FORKDISK_POOL")
             .env_remove("FORKDISK_LOG")
-            .env_remove("FORKDISK_CONFIG");
+            .env_remove("FORKDISK_CONFIG")
+            .env("FORKDISK_REQUEST_LOG", lab.request_log());
         let log = File::options().create(true).append(true).open(lab.path("serve.log")).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
         let ready = first_line(child.stdout.take().unwrap(), PATIENCE).unwrap_or_else(|e| format!("{e}"));

@@ -15,17 +15,6 @@ use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, client, noise, succe
 const MIB: usize = 1 << 20;
 const KILLS: u64 = 20;
 
-/// Returns whether the kernel sends requests again. Otherwise a kill ends a mount, as without a keeper.
-pub fn is_possible() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    let is_new = (numbers.next(), numbers.next()) >= (Some(6), Some(9));
-    if !is_new {
-        println!("Linux {release} is older than 6.9");
-    }
-    is_new
-}
-
 /// Kills the server and starts another one after `pause`.
 fn restart(lab: &Lab, server: Server, options: &[&str], pause: u64) -> Server {
     server.kill();
@@ -75,15 +64,11 @@ fn work(dir: &Path, n: u64, ends: &AtomicBool) -> u64 {
     round
 }
 
-#[test]
-fn a_mount_and_what_is_open_on_it_go_on_over_twenty_kills() {
-    if !is_possible() {
-        return;
-    }
-    let lab = Lab::with_pool("256M");
+/// A mount and what is open on it go on over twenty kills.
+fn kill_below_programs(lab: &Lab) {
     fs::create_dir(lab.path("m")).unwrap();
     let options = ["--mount", "m", "--keeper", "--keeper-limit", "30"];
-    let mut server = Server::start_with(&lab, POOL, &options);
+    let mut server = Server::start_with(lab, POOL, &options);
     let dir = lab.path("m");
     close_a_file_on(&dir);
     fs::create_dir(dir.join("d")).unwrap();
@@ -100,7 +85,7 @@ fn a_mount_and_what_is_open_on_it_go_on_over_twenty_kills() {
         .collect();
     for kill in 0..KILLS {
         thread::sleep(Duration::from_millis(30 + kill * 7 % 50));
-        server = restart(&lab, server, &options, kill % 4 * 40);
+        server = restart(lab, server, &options, kill % 4 * 40);
         let mut found = vec![0; MIB];
         removed.read_exact_at(&mut found, 0).unwrap();
         assert!(found == noise(1, MIB), "kill {kill}");
@@ -114,6 +99,18 @@ fn a_mount_and_what_is_open_on_it_go_on_over_twenty_kills() {
     server.stop();
     assert_eq!(lab.names(), Vec::<String>::new(), "the removed file has gone");
     lab.assert_clean();
+}
+
+#[test]
+fn a_mount_and_what_is_open_on_it_go_on_over_twenty_kills() {
+    kill_below_programs(&Lab::with_pool("256M"));
+}
+
+#[test]
+fn a_mount_with_a_request_log_goes_on_over_twenty_kills() {
+    let lab = Lab::with_pool("256M");
+    lab.log_requests();
+    kill_below_programs(&lab);
 }
 
 /// Starting a program closes this process's files in its copy, which is no request of the mount (Linux 5.16).
@@ -137,11 +134,22 @@ fn a_program_with_open_files_of_the_mount_can_start_the_daemon() {
 
 #[test]
 fn a_file_system_on_a_loop_device_goes_on_over_twenty_kills() {
-    let Some(attaching) = Attaching::with_pool("512M") else { return };
-    let Some(mut fio) = client("fio", "fio") else { return };
-    if !is_possible() {
-        return;
+    if let Some(attaching) = Attaching::with_pool("512M") {
+        kill_below_a_loop_device(&attaching);
     }
+}
+
+#[test]
+fn a_loop_device_on_a_mount_with_a_request_log_goes_on_over_twenty_kills() {
+    if let Some(attaching) = Attaching::with_pool("512M") {
+        attaching.lab.log_requests();
+        kill_below_a_loop_device(&attaching);
+    }
+}
+
+/// A file system on a loop device goes on over twenty kills.
+fn kill_below_a_loop_device(attaching: &Attaching) {
+    let Some(mut fio) = client("fio", "fio") else { return };
     let lab = &attaching.lab;
     lab.ok(&["create", &format!("{POOL}/a"), "--size", "128M"]);
     let options = ["--keeper", "--keeper-limit", "30"];
@@ -171,13 +179,21 @@ fn a_file_system_on_a_loop_device_goes_on_over_twenty_kills() {
 
 #[test]
 fn an_upgraded_mount_survives_a_kill_too() {
-    if !is_possible() {
-        return;
-    }
+    kill_after_an_upgrade(&Lab::with_pool("64M"));
+}
+
+#[test]
+fn an_upgraded_mount_with_a_request_log_survives_a_kill_too() {
     let lab = Lab::with_pool("64M");
+    lab.log_requests();
+    kill_after_an_upgrade(&lab);
+}
+
+/// An upgraded mount survives a kill.
+fn kill_after_an_upgrade(lab: &Lab) {
     fs::create_dir(lab.path("m")).unwrap();
     let options = ["--mount", "m", "--keeper", "--keeper-limit", "30"];
-    let mut server = Server::start_with(&lab, POOL, &options);
+    let mut server = Server::start_with(lab, POOL, &options);
     close_a_file_on(&lab.path("m"));
     let file = File::options().read(true).write(true).create_new(true).open(lab.path("m/a")).unwrap();
     file.write_all_at(&noise(1, MIB), 0).unwrap();
@@ -186,20 +202,17 @@ fn an_upgraded_mount_survives_a_kill_too() {
     succeed(Command::new("kill").args(["-KILL", &upgraded.to_string()]));
     wait_at_most(server.child_mut(), Duration::from_secs(20));
     drop(server);
-    let server = Server::start_with(&lab, POOL, &options);
+    let server = Server::start_with(lab, POOL, &options);
     let mut found = vec![0; MIB];
     file.read_exact_at(&mut found, 0).unwrap();
     assert!(found == noise(1, MIB));
     drop(file);
     server.stop();
-    wait_until("the keeper has ended", || keepers(&lab) == 0);
+    wait_until("the keeper has ended", || keepers(lab) == 0);
 }
 
 #[test]
 fn mounts_that_no_daemon_continues_end_after_the_limit() {
-    if !is_possible() {
-        return;
-    }
     let lab = Lab::with_pool("64M");
     fs::create_dir(lab.path("m")).unwrap();
     let options = ["--mount", "m", "--keeper", "--keeper-limit", "1"];
@@ -220,9 +233,6 @@ fn mounts_that_no_daemon_continues_end_after_the_limit() {
 
 #[test]
 fn what_is_unmounted_while_no_daemon_runs_is_not_continued() {
-    if !is_possible() {
-        return;
-    }
     let lab = Lab::with_pool("64M");
     fs::create_dir(lab.path("m")).unwrap();
     let server = Server::start_with(&lab, POOL, &["--mount", "m", "--keeper", "--keeper-limit", "30"]);
@@ -238,9 +248,6 @@ fn what_is_unmounted_while_no_daemon_runs_is_not_continued() {
 
 #[test]
 fn verbs_on_a_mount_that_waits_for_its_daemon_tell_what_to_do() {
-    if !is_possible() {
-        return;
-    }
     let lab = Lab::with_pool("64M");
     fs::create_dir(lab.path("m")).unwrap();
     let options = ["--mount", "m", "--keeper", "--keeper-limit", "60"];

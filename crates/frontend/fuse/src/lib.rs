@@ -20,6 +20,8 @@ mod syscall_helper;
 mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
-pub use session::{Handler, Notifier, OverIoUring, PassedQueues, Session, SessionHandle, unmount_patiently};
+pub use session::{
+    Handler, Notifier, OverIoUring, PassedQueues, RequestLog, Session, SessionHandle, unmount_patiently,
+};
 pub use syscall_helper::{SyscallHelper, carry_out, probe};
 pub use volumes::{InUse, MountRecord, PassedMount, Volumes, VolumesOptions, Watcher};

@@ -70,7 +70,7 @@ pub struct PassedMount<F> {
     pub connection: F,
     /// What the kernel holds.
     pub held: forkdisk_fuse::PassedMount,
-    /// Whether it could be continued after a kill.
+    /// Whether the kernel can send its requests again.
     #[serde(default)]
     pub survives: bool,
     /// Its queues of io_uring.

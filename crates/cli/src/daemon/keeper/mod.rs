@@ -33,6 +33,19 @@ pub struct Left {
     pub connection: OwnedFd,
     /// The files of the mount record.
     pub record: [OwnedFd; 2],
+    /// The request log, if the mount has one.
+    pub log: Option<OwnedFd>,
+}
+
+/// The descriptors of a mount.
+#[derive(Clone, Copy)]
+pub struct Descriptors<'a> {
+    /// The connection to the kernel.
+    pub connection: BorrowedFd<'a>,
+    /// The files of the mount record.
+    pub record: [BorrowedFd<'a>; 2],
+    /// The request log, if the mount has one.
+    pub log: Option<BorrowedFd<'a>>,
 }
 
 /// What holds the mounts of a pool.
@@ -71,10 +84,10 @@ impl Keeper {
     }
 
     /// Lets it hold a mount, instead of what it holds for the same folder.
-    pub fn hold(&self, mount: params::Mount, connection: BorrowedFd<'_>, record: [BorrowedFd<'_>; 2]) -> Result<()> {
+    pub fn hold(&self, mount: params::Mount, descriptors: Descriptors<'_>) -> Result<()> {
         match self {
-            Keeper::Process(process) => process.hold(mount, connection, record),
-            Keeper::Store(store) => store.hold(&mount, connection, record),
+            Keeper::Process(process) => process.hold(mount, descriptors),
+            Keeper::Store(store) => store.hold(&mount, descriptors),
         }
     }
 

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::is_mounted;
-use super::separate::{Answer, DESCRIPTORS_COUNT, Order, PATIENCE};
+use super::separate::{Answer, DESCRIPTORS_COUNT, LOGGED_COUNT, Order, PATIENCE};
 use crate::daemon::channel::Channel;
 
 /// How long it waits for a daemon while it holds nothing: the one that started it is about to connect.
@@ -91,19 +91,24 @@ fn wait_for(listener: &UnixListener, daemons: &[Channel], held: &[Held], wait: O
 fn answer(daemon: &mut Channel, held: &mut Vec<Held>) -> Result<()> {
     let (order, files) = daemon.receive::<Order>()?.context("the daemon has ended")?;
     match order {
-        Order::Hold(ref mount) if files.len() == DESCRIPTORS_COUNT => {
-            held.retain(|held| held.mount.dir != mount.dir);
-            held.push(Held { mount: mount.clone(), files });
-        }
-        Order::Hold(_) | Order::Send => {}
+        Order::Hold(ref mount) if files.len() == DESCRIPTORS_COUNT => hold(held, mount, files),
+        Order::HoldLogged(ref mount) if files.len() == LOGGED_COUNT => hold(held, mount, files),
+        Order::Hold(_) | Order::HoldLogged(_) | Order::Send => {}
         Order::Release(ref dir) => held.retain(|held| held.mount.dir != *dir),
     }
-    let all = || held.iter().map(|held| held.mount.clone()).collect();
     match order {
         Order::Send => {
             let files: Vec<BorrowedFd<'_>> = held.iter().flat_map(|held| &held.files).map(AsFd::as_fd).collect();
-            daemon.send(&Answer { held: all() }, &files)
+            let all = held.iter().map(|held| held.mount.clone()).collect();
+            let logged = held.iter().map(|held| held.files.len() == LOGGED_COUNT).collect();
+            daemon.send(&Answer { held: all, logged }, &files)
         }
-        _ => daemon.send::<_, BorrowedFd<'_>>(&Answer { held: Vec::new() }, &[]),
+        _ => daemon.send::<_, BorrowedFd<'_>>(&Answer::default(), &[]),
     }
+}
+
+/// Holds a mount instead of what is held for its folder.
+fn hold(held: &mut Vec<Held>, mount: &params::Mount, files: Vec<OwnedFd>) {
+    held.retain(|held| held.mount.dir != mount.dir);
+    held.push(Held { mount: mount.clone(), files });
 }

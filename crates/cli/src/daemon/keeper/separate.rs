@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use forkdisk_control::{params, runtime_dir};
 use serde::{Deserialize, Serialize};
 
-use super::Left;
+use super::{Descriptors, Left};
 use crate::daemon::channel::Channel;
 
 /// File name of the socket in the pool's run-time folder.
@@ -25,12 +25,16 @@ const SOCKET: &str = "keeper.sock";
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Descriptors of a mount: its connection to the kernel, and the two files of its record.
 pub(super) const DESCRIPTORS_COUNT: usize = 3;
+/// The same of a mount with a request log.
+pub(super) const LOGGED_COUNT: usize = DESCRIPTORS_COUNT + 1;
 
 /// From the daemon to the keeper. Each is answered.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Hold a mount with its descriptors, instead of what is held for its folder.
     Hold(params::Mount),
+    /// The same for a mount with a request log. A keeper of an older version ends the connection.
+    HoldLogged(params::Mount),
     /// Close the descriptors of the mount on this folder.
     Release(String),
     /// Send all.
@@ -38,9 +42,12 @@ pub(super) enum Order {
 }
 
 /// From the keeper to the daemon: the mounts that it holds, for `Send` with the descriptors of each.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub held: Vec<params::Mount>,
+    /// Which of them have a request log, and thus one descriptor more. Empty from an older version: none.
+    #[serde(default)]
+    pub logged: Vec<bool>,
 }
 
 /// The connection to the keeper of a pool.
@@ -82,21 +89,31 @@ impl SeparateProcess {
 
     pub fn left(&self) -> Result<Vec<Left>> {
         let (answer, files) = self.call::<BorrowedFd<'_>>(&Order::Send, &[])?;
-        if files.len() != answer.held.len() * DESCRIPTORS_COUNT {
+        let logs = answer.logged.iter().filter(|&&logged| logged).count();
+        if files.len() != answer.held.len() * DESCRIPTORS_COUNT + logs {
             bail!("the keeper sent {} descriptors for {} mounts", files.len(), answer.held.len());
         }
         let mut files = files.into_iter();
         let mut left = Vec::with_capacity(answer.held.len());
+        let mut logged = answer.logged.into_iter();
         for mount in answer.held {
             let (Some(connection), Some(a), Some(b)) = (files.next(), files.next(), files.next()) else { break };
-            left.push(Left { mount, connection, record: [a, b] });
+            let log = if logged.next() == Some(true) { files.next() } else { None };
+            left.push(Left { mount, connection, record: [a, b], log });
         }
         Ok(left)
     }
 
-    pub fn hold(&self, mount: params::Mount, connection: BorrowedFd<'_>, record: [BorrowedFd<'_>; 2]) -> Result<()> {
-        let [a, b] = record;
-        self.call(&Order::Hold(mount), &[connection, a, b]).map(drop)
+    pub fn hold(&self, mount: params::Mount, descriptors: Descriptors<'_>) -> Result<()> {
+        let Descriptors { connection, record: [a, b], log } = descriptors;
+        let held = match log {
+            None => self.call(&Order::Hold(mount), &[connection, a, b]),
+            Some(log) => {
+                let held = self.call(&Order::HoldLogged(mount), &[connection, a, b, log]);
+                held.context("if it is of an older version, the next start of the daemon replaces it")
+            }
+        };
+        held.map(drop)
     }
 
     pub fn release(&self, dir: &Path) -> Result<()> {
@@ -113,4 +130,15 @@ impl SeparateProcess {
 
 fn path_of(uuid: &[u8; 16]) -> Option<PathBuf> {
     Some(runtime_dir::own_control(uuid)?.with_file_name(SOCKET))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_of_an_older_keeper_has_no_request_logs() {
+        let answer: Answer = serde_json::from_str(r#"{"held":[]}"#).unwrap();
+        assert!(answer.held.is_empty() && answer.logged.is_empty());
+    }
 }

@@ -190,7 +190,8 @@ pub enum Decoded {
 
 impl Request {
     /// Decodes a request of `len` bytes, the first of which are in `head` and the rest in `body`. A large write keeps
-    /// `body`; the data of a small write is copied to a buffer from `take`, which also provides the buffer of a read.
+    /// `body`; the data of a small write is copied to a buffer from `take`, which also provides the buffer of a read,
+    /// unless `body` has nothing else.
     ///
     /// Returns `None` if the header is incomplete.
     pub fn decode(head: &[u8; HEAD], body: Buf, len: usize, take: impl FnOnce(usize) -> Buf) -> Option<Decoded> {
@@ -289,7 +290,8 @@ fn write(
     let Some((handle, offset, size, flags)) = fields().filter(|f| f.2 == len) else {
         return Err(body);
     };
-    if size <= SMALL {
+    // A buffer that has nothing else is taken along in any case.
+    if size <= SMALL && size < body.len() {
         let mut data = take(size);
         data.copy_from_slice(&body[..size]);
         return Ok((Operation::Write { handle, offset, flags, data }, Some(body)));

@@ -6,8 +6,9 @@
 mod memory;
 mod notify;
 mod queues;
+mod request_log;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,9 +29,11 @@ use crate::off_thread::off_thread;
 use crate::syscall_helper::{MountCall, SyscallHelper};
 use memory::Memory;
 use queues::Queues;
+use request_log::{Received, Slot};
 
 pub use notify::Notifier;
 pub use queues::{OverIoUring, PassedQueues};
+pub use request_log::RequestLog;
 
 /// Most background requests, for which no program waits.
 const BACKGROUND_REQUESTS: u16 = 64;
@@ -92,6 +95,8 @@ struct State {
     left: Cell<bool>,
     /// The kernel can send requests again that were not answered.
     resends: Cell<bool>,
+    /// Where requests are received otherwise, if another process is to continue the mount after a kill.
+    log: OnceCell<RequestLog>,
     /// Requests come through queues of io_uring.
     queues: RefCell<Option<Rc<Queues>>>,
     /// Number of requests that came through them.
@@ -103,6 +108,8 @@ pub struct Session<H: Handler> {
     state: Rc<State>,
     handler: Rc<H>,
     notifier: Notifier,
+    /// Requests that a killed process has received and not answered.
+    again: Cell<Vec<(Request, Slot)>>,
 }
 
 /// Stops a session; usable anywhere on its thread.
@@ -175,15 +182,26 @@ impl SessionHandle {
         &self.0.dir
     }
 
-    /// Returns whether another process could continue the mount after a kill of this one
-    /// ([`Session::take_over`]): that needs Linux 6.9. Known of a mount that this process or the one before has made.
+    /// Returns whether another process could continue the mount after a kill of this one ([`Session::take_over`]): the
+    /// kernel can send requests again, or they are [logged](Self::log_requests).
     pub fn survives_a_kill(&self) -> bool {
-        self.0.resends.get() && !self.has_queues()
+        (self.0.resends.get() || self.0.log.get().is_some()) && !self.has_queues()
+    }
+
+    /// Returns whether the kernel can send requests again that were not answered (Linux 6.9). Known of a mount that
+    /// this process or the one before has made.
+    pub fn resends(&self) -> bool {
+        self.0.resends.get()
     }
 
     /// Sets what is known of a mount of another process.
-    pub fn set_survives_a_kill(&self, survives: bool) {
-        self.0.resends.set(survives);
+    pub fn set_resends(&self, resends: bool) {
+        self.0.resends.set(resends);
+    }
+
+    /// Receives requests into `log` from now on. Only the first call has an effect.
+    pub fn log_requests(&self, log: RequestLog) {
+        let _ = self.0.log.set(log);
     }
 }
 
@@ -253,13 +271,14 @@ impl<H: Handler> Session<H> {
             waiting: Cell::new(None),
             left: Cell::new(false),
             resends: Cell::new(false),
+            log: OnceCell::new(),
             queues: RefCell::default(),
             by_queues: Cell::new(0),
         };
         let state = Rc::new(state);
         let notifier =
             Notifier::new(&state.connection).map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
-        Ok(Session { state, handler, notifier })
+        Ok(Session { state, handler, notifier, again: Cell::default() })
     }
 
     /// Continues a mount of another process ([`SessionHandle::pass_on`]) at `dir`.
@@ -282,14 +301,30 @@ impl<H: Handler> Session<H> {
         Ok(session)
     }
 
-    /// Continues a mount of a process that was killed: the kernel sends again what that has received and not answered.
+    /// Continues a mount of a process that was killed, with what that has received and not answered: it is in `log`, or
+    /// without a log the kernel sends it again.
     ///
     /// # Errors
-    /// There is no free descriptor; `Unsupported` if the kernel cannot send requests again.
-    pub fn take_over(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+    /// There is no free descriptor; `Unsupported` if there is no log and the kernel cannot send requests again.
+    pub fn take_over(
+        rt: &Rt,
+        handler: Rc<H>,
+        dir: &Path,
+        connection: OwnedFd,
+        log: Option<RequestLog>,
+    ) -> Result<Session<H>> {
         let session = Session::resume(rt, handler, dir, (connection, None))?;
-        session.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
-        session.state.resends.set(true);
+        let state = &session.state;
+        match log {
+            Some(log) => {
+                session.again.set(log.left(state.connection.as_fd(), |len| state.memory.buffer(len)));
+                let _ = state.log.set(log);
+            }
+            None => {
+                session.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
+                state.resends.set(true);
+            }
+        }
         Ok(session)
     }
 
@@ -331,6 +366,7 @@ impl<H: Handler> Session<H> {
     /// # Errors
     /// The connection to the kernel fails other than by the end of the mount.
     pub async fn serve(self) -> Result<()> {
+        self.again.take().into_iter().for_each(|(request, slot)| self.start(request, Some(slot)));
         let outcome = self.receive_all().await;
         if outcome.is_ok() && self.state.leaving.get() && !self.state.stopping.get() {
             return self.leave().await;
@@ -372,11 +408,9 @@ impl<H: Handler> Session<H> {
                 return Ok(());
             }
             self.state.memory.wait_for_room().await;
-            let mut body = spare.take().unwrap_or_else(|| self.state.memory.buffer(MAX_WRITE));
-            let len = match self.state.receive(&mut head, &mut body) {
-                Ok(len) => len,
+            let Received { len, body, slot } = match self.state.receive_next(&mut head, &mut spare) {
+                Ok(received) => received,
                 Err(error) => {
-                    spare = Some(body);
                     if batch > 0 {
                         is_busy = batch > 1;
                     }
@@ -395,12 +429,13 @@ impl<H: Handler> Session<H> {
             };
             match Request::decode(&head, body, len, |n| self.state.memory.buffer(n)) {
                 Some(Decoded::Request(request, body)) => {
-                    spare = body;
-                    self.start(request);
+                    spare = if slot.is_none() { body } else { spare };
+                    self.start(request, slot);
                 }
                 Some(Decoded::Nonsense(unique, body)) => {
-                    spare = Some(body);
+                    spare = if slot.is_none() { Some(body) } else { spare };
                     self.state.send(unique, Reply::Error(libc::EIO));
+                    self.state.release(slot);
                 }
                 None => return Err(Error::new(ErrorKind::Io, "the kernel sent half a request")),
             }
@@ -448,15 +483,18 @@ impl<H: Handler> Session<H> {
         ready.map(|()| true).map_err(|e| Error::io("waiting for the kernel", e))
     }
 
-    fn start(&self, request: Request) {
+    fn start(&self, request: Request, slot: Option<Slot>) {
         let Request { header, operation } = request;
         let charge = match &operation {
             Operation::Write { data, .. } => data.len(),
             Operation::Read { buf, .. } => buf.len(),
-            Operation::Interrupt => return,
+            Operation::Interrupt => return self.state.release(slot),
             _ => 0,
         };
-        let to = (!matches!(operation, Operation::Forget(_))).then_some(header.unique);
+        let to = (!matches!(operation, Operation::Forget(_))).then_some((header.unique, slot));
+        if to.is_none() {
+            self.state.release(slot);
+        }
         let state = self.state.clone();
         state.requests.set(state.requests.get() + 1);
         state.memory.take(charge);
@@ -471,8 +509,8 @@ pin_project! {
         #[pin]
         work: F,
         state: Rc<State>,
-        // Id of the reply, if the request needs one.
-        to: Option<u64>,
+        // Id of the reply, if the request needs one, and where it is logged.
+        to: Option<(u64, Option<Slot>)>,
         // Bytes of contents, charged to the memory limit.
         charge: usize,
     }
@@ -484,8 +522,9 @@ impl<F: Future<Output = Reply>> Future for UnderWay<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         let reply = ready!(this.work.poll(cx));
-        if let Some(unique) = *this.to {
+        if let Some((unique, slot)) = *this.to {
             this.state.send(unique, reply);
+            this.state.release(slot);
         }
         this.state.requests.set(this.state.requests.get() - 1);
         this.state.memory.give_back(*this.charge);
