@@ -25,6 +25,8 @@ use crate::served_mount::syscall_helper;
 
 /// Interval at which ending mounts are counted.
 const LOOK: Duration = Duration::from_millis(5);
+/// The limit of a keeper that another daemon has started.
+const KEEPER_LIMIT: Duration = Duration::from_secs(600);
 /// Environment variable that makes mounts with a keeper use the request log, even if the kernel can send requests
 /// again.
 const REQUEST_LOG: &str = "FORKDISK_REQUEST_LOG";
@@ -45,6 +47,8 @@ struct Inner {
     keeper: Option<Rc<Keeper>>,
     /// Whether requests come by io_uring.
     fuse_uring: OverIoUring,
+    /// How long the keeper waits for another daemon.
+    keeper_limit: Duration,
 }
 
 #[derive(Clone)]
@@ -57,7 +61,13 @@ struct Mounted {
 }
 
 impl Mounts {
-    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, keeper: Option<Rc<Keeper>>, fuse_uring: OverIoUring) -> Mounts {
+    /// `keeper_limit`: how long the keeper waits for another daemon, if that is known.
+    pub fn new(
+        runtime: &Rt,
+        pool: &Pool<UringDevice>,
+        (keeper, keeper_limit): (Option<Rc<Keeper>>, Option<Duration>),
+        fuse_uring: OverIoUring,
+    ) -> Mounts {
         Mounts(Rc::new(Inner {
             runtime: runtime.clone(),
             pool: pool.clone(),
@@ -66,6 +76,7 @@ impl Mounts {
             is_leaving: Cell::default(),
             keeper,
             fuse_uring,
+            keeper_limit: keeper_limit.unwrap_or(KEEPER_LIMIT),
         }))
     }
 
@@ -152,6 +163,7 @@ impl Mounts {
         let log = log.map(RequestLog::again).transpose().map_err(|e| Failure::file(&mount.dir, e))?;
         let volumes = Volumes::take_over(self.0.pool.clone(), self.options(&mount)?, left)?;
         let session = Session::take_over(&self.0.runtime, volumes.clone(), &dir, connection, log)?;
+        session.handle().set_kept(self.0.keeper_limit);
         self.add(session, volumes.clone(), mount);
         drop(self.0.runtime.spawn(async move { volumes.forget_cached().await }));
         Ok(())
@@ -177,6 +189,7 @@ impl Mounts {
             keeper.hold(mount.clone(), descriptors)?;
             volumes.keep(record)?;
             log.into_iter().for_each(|log| session.log_requests(log));
+            session.set_kept(self.0.keeper_limit);
             Ok(())
         };
         if let Err(error) = kept() {

@@ -95,7 +95,7 @@ impl Process<'_> {
         let sockets = Sockets::open(runtime, pool, settings, activation::take(runtime, handed)?)?;
         let listeners = settings.network.open(runtime)?;
         let export_locks = ExportLocks::default();
-        let mounts = Mounts::new(runtime, pool, keeper, settings.fuse_uring);
+        let mounts = Mounts::new(runtime, pool, (keeper, settings.keeper_limit), settings.fuse_uring);
         let io_errors = IoErrorLog::default();
         let (uuid, locks) = (pool.info().uuid, export_locks.clone());
         let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };

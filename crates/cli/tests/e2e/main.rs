@@ -37,6 +37,7 @@ mod mount_direct;
 mod mount_files;
 mod mount_fstab;
 mod mount_kill;
+mod mount_notify;
 mod mount_programs;
 mod mount_served;
 mod mount_times;

@@ -12,7 +12,9 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+mod descriptor;
 mod mount;
+mod notify_worker;
 mod off_thread;
 mod processors;
 mod session;
@@ -20,6 +22,7 @@ mod syscall_helper;
 mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
+pub use notify_worker::NOTIFY;
 pub use session::{
     Handler, Notifier, OverIoUring, PassedQueues, RequestLog, Session, SessionHandle, unmount_patiently,
 };

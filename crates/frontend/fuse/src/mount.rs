@@ -1,9 +1,8 @@
 //! Mounting and unmounting: by system call if permitted, else by `fusermount3`.
 
 use std::ffi::CString;
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,9 +10,9 @@ use std::process::{Command, Stdio};
 use forkdisk::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::descriptor::receive_descriptor;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
@@ -152,25 +151,6 @@ fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
 /// Escapes commas, which separate options.
 fn escape(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
-}
-
-fn receive_descriptor(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
-    let mut byte = [0; 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    loop {
-        match recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            received => {
-                received?;
-                break;
-            }
-        }
-    }
-    Ok(control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    }))
 }
 
 /// Unmounts the file system at `dir`. With `lazily` also if it is in use: it then disappears from

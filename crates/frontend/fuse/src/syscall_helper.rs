@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::mount::unmount;
+use crate::notify_worker::{NOTIFY, carry_out_orders};
 use crate::processors::{online_processors, spawn_on};
 use crate::session::unmount_patiently;
 
@@ -77,6 +78,11 @@ type Outcome = Result<(), Refusal>;
 /// Makes the call that `words` describe and returns its outcome for standard output; the work of a
 /// helper. `None` if they describe no call.
 pub fn carry_out(words: &[OsString]) -> Option<String> {
+    if let [word, dir] = words
+        && word == NOTIFY
+    {
+        return Some(to_line(&carry_out_orders(Path::new(dir)).map_err(Refusal::from)));
+    }
     MountCall::from_words(words).map(|call| to_line(&call.make_here()))
 }
 

@@ -25,8 +25,8 @@ pub(super) fn keep_descendants(keep: bool) -> Result<()> {
     set_child_subreaper(keep.then(getpid)).context("keeping processes of later upgrades")
 }
 
-/// Waits for the end of all children, those of later upgrades included, but for keepers of mounts. Returns the status
-/// of the last one.
+/// Waits for the end of all children, those of later upgrades included, but for keepers and helpers of mounts. Returns
+/// the status of the last one.
 pub fn wait_for_children() -> Result<ExitCode> {
     let mut config = Config::default();
     config.entries = RING_ENTRIES;
@@ -69,7 +69,7 @@ pub fn wait_for_children() -> Result<ExitCode> {
     })?
 }
 
-/// Returns the children of this process that serve, which a keeper of mounts does not.
+/// Returns the children of this process that serve, which keepers and helpers of mounts do not.
 fn children() -> Vec<Pid> {
     let own = getpid();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -80,7 +80,7 @@ fn children() -> Vec<Pid> {
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
         parent == Some(own.as_raw_nonzero().get())
     };
-    let serves = |pid: &i32| !owner::is_verb(pid.unsigned_abs(), "keeper");
+    let serves = |pid: &i32| ["keeper", "on-mount"].iter().all(|verb| !owner::is_verb(pid.unsigned_abs(), verb));
     pids.filter(is_child).filter(serves).filter_map(Pid::from_raw).collect()
 }
 

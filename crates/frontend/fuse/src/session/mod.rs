@@ -3,8 +3,10 @@
 //! Invariants: everything happens on the thread of the runtime, except what waits for the mount itself;
 //! the memory of requests in flight is bounded; every request that needs a reply gets exactly one.
 
+mod handle;
 mod memory;
 mod notify;
+mod notify_process;
 mod queues;
 mod request_log;
 
@@ -25,12 +27,12 @@ use rustix::io::Errno;
 
 use crate::codec::{Capabilities, Decoded, HEAD, Header, InitReply, InitRequest, MAX_WRITE, Operation, Reply, Request};
 use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
-use crate::off_thread::off_thread;
-use crate::syscall_helper::{MountCall, SyscallHelper};
+use crate::syscall_helper::SyscallHelper;
 use memory::Memory;
 use queues::Queues;
 use request_log::{Received, Slot};
 
+pub use handle::SessionHandle;
 pub use notify::Notifier;
 pub use queues::{OverIoUring, PassedQueues};
 pub use request_log::RequestLog;
@@ -82,6 +84,7 @@ pub trait Handler: 'static {
 struct State {
     rt: Rt,
     connection: Watched,
+    notifier: Notifier,
     dir: PathBuf,
     syscall_helper: Option<SyscallHelper>,
     memory: Memory,
@@ -107,102 +110,8 @@ struct State {
 pub struct Session<H: Handler> {
     state: Rc<State>,
     handler: Rc<H>,
-    notifier: Notifier,
     /// Requests that a killed process has received and not answered.
     again: Cell<Vec<(Request, Slot)>>,
-}
-
-/// Stops a session; usable anywhere on its thread.
-#[derive(Clone)]
-pub struct SessionHandle(Rc<State>);
-
-impl SessionHandle {
-    /// Writes back what the kernel has cached and unmounts; [`Session::serve`] returns after that.
-    /// If files are still open, they become unusable after a moment.
-    pub async fn stop(&self) {
-        let state = &self.0;
-        if state.stopping.replace(true) {
-            return;
-        }
-        state.wake();
-        let (dir, syscall_helper) = (state.dir.clone(), state.syscall_helper.clone());
-        let ended = off_thread(move || {
-            let make = |call: MountCall| call.make(syscall_helper.as_ref());
-            if let Err(error) = make(MountCall::WriteBackAll(dir.clone())) {
-                tracing::warn!(%error, "writing back what the kernel has cached");
-            }
-            make(MountCall::Unmount(dir.clone())).or_else(|error| match error.errno {
-                libc::EBUSY => make(MountCall::Detach(dir)).map(|()| tracing::warn!("{error}; unmounting lazily")),
-                _ => Err(error),
-            })
-        });
-        if let Err(error) = ended.await {
-            tracing::debug!(%error, "unmounting");
-        }
-    }
-
-    /// Stops to receive requests, waits for those in flight and returns the connection to the kernel for another
-    /// process, which continues the mount with [`Session::resume`]. Requests wait in the kernel meanwhile. `None` if
-    /// the mount is ending.
-    ///
-    /// # Errors
-    /// There is no free descriptor.
-    pub async fn pass_on(&self) -> std::io::Result<Option<OwnedFd>> {
-        let state = &self.0;
-        if state.stopping.get() {
-            return Ok(None);
-        }
-        state.leaving.set(true);
-        state.wake();
-        while !state.left.get() && !state.stopping.get() {
-            state.rt.sleep_for(LEAVING_LOOK).await;
-        }
-        match state.stopping.get() {
-            true => Ok(None),
-            // It is not unmounted when its session is dropped.
-            false => state.connection.as_fd().try_clone_to_owned().map(Some),
-        }
-    }
-
-    /// Returns the queues of a mount that was passed on, if it has any.
-    ///
-    /// # Errors
-    /// There is no free descriptor.
-    pub fn pass_on_queues(&self) -> std::io::Result<Option<PassedQueues<OwnedFd>>> {
-        self.0.queues.borrow().as_ref().map(|queues| queues.pass_on()).transpose()
-    }
-
-    /// Returns whether requests come through queues of io_uring.
-    pub fn has_queues(&self) -> bool {
-        self.0.queues.borrow().is_some()
-    }
-
-    /// Returns the mount point.
-    pub fn dir(&self) -> &Path {
-        &self.0.dir
-    }
-
-    /// Returns whether another process could continue the mount after a kill of this one ([`Session::take_over`]): the
-    /// kernel can send requests again, or they are [logged](Self::log_requests).
-    pub fn survives_a_kill(&self) -> bool {
-        (self.0.resends.get() || self.0.log.get().is_some()) && !self.has_queues()
-    }
-
-    /// Returns whether the kernel can send requests again that were not answered (Linux 6.9). Known of a mount that
-    /// this process or the one before has made.
-    pub fn resends(&self) -> bool {
-        self.0.resends.get()
-    }
-
-    /// Sets what is known of a mount of another process.
-    pub fn set_resends(&self, resends: bool) {
-        self.0.resends.set(resends);
-    }
-
-    /// Receives requests into `log` from now on. Only the first call has an effect.
-    pub fn log_requests(&self, log: RequestLog) {
-        let _ = self.0.log.set(log);
-    }
 }
 
 /// How long to retry unmounting a mount in use: programs that are just being started hold it for
@@ -247,17 +156,20 @@ impl<H: Handler> Session<H> {
             session.serve_queues(&queues);
         }
         raise_read_ahead(&session.state.dir, MAX_WRITE);
-        session.handler.mounted(session.notifier.clone());
+        session.handler.mounted(session.state.notifier.clone());
         Ok(session)
     }
 
     fn new(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
-        let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
+        let (connection, syscall_helper) = (Watched::new(rt, connection), handler.syscall_helper());
+        let notifier = Notifier::new(&connection, dir, syscall_helper.clone())
+            .map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
         let state = State {
             rt: rt.clone(),
             connection,
-            dir: dir.clone(),
-            syscall_helper: handler.syscall_helper(),
+            notifier,
+            dir: dir.to_path_buf(),
+            syscall_helper,
             memory: Memory::new(
                 CONTENTS_BYTES,
                 Box::new({
@@ -275,10 +187,7 @@ impl<H: Handler> Session<H> {
             queues: RefCell::default(),
             by_queues: Cell::new(0),
         };
-        let state = Rc::new(state);
-        let notifier =
-            Notifier::new(&state.connection).map_err(|e| Error::io("duplicating the connection to the kernel", e))?;
-        Ok(Session { state, handler, notifier, again: Cell::default() })
+        Ok(Session { state: Rc::new(state), handler, again: Cell::default() })
     }
 
     /// Continues a mount of another process ([`SessionHandle::pass_on`]) at `dir`.
@@ -294,10 +203,10 @@ impl<H: Handler> Session<H> {
         let session = Session::new(rt, handler, dir, connection)?;
         if let Some(passed) = queues {
             let state = &session.state;
-            let queues = Queues::resume(&state.rt, &state.connection, &session.notifier, passed);
+            let queues = Queues::resume(&state.rt, &state.connection, &session.state.notifier, passed);
             session.serve_queues(&queues.map_err(|e| Error::io("continuing FUSE over io_uring", e))?);
         }
-        session.handler.mounted(session.notifier.clone());
+        session.handler.mounted(session.state.notifier.clone());
         Ok(session)
     }
 
@@ -321,7 +230,7 @@ impl<H: Handler> Session<H> {
                 let _ = state.log.set(log);
             }
             None => {
-                session.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
+                session.state.notifier.resend().map_err(|e| Error::io("making the kernel send requests again", e))?;
                 state.resends.set(true);
             }
         }
@@ -330,14 +239,14 @@ impl<H: Handler> Session<H> {
 
     /// Returns a handle that stops the session.
     pub fn handle(&self) -> SessionHandle {
-        SessionHandle(self.state.clone())
+        SessionHandle::new(&self.state)
     }
 
     /// Negotiates. Returns the queues of io_uring to serve, if they were chosen.
     async fn agree(&self) -> Result<Option<Rc<Queues>>> {
         let over_io_uring = self.handler.over_io_uring();
         let state = &self.state;
-        let queues = Queues::choose(&state.rt, over_io_uring, &state.connection, &self.notifier)?;
+        let queues = Queues::choose(&state.rt, over_io_uring, &state.connection, &self.state.notifier)?;
         let mut buf = Buf::zeroed(MAX_WRITE);
         let mut head = [0; HEAD];
         loop {
@@ -384,7 +293,7 @@ impl<H: Handler> Session<H> {
         let mut is_occupied = queues.is_none();
         while self.state.requests.get() > 0 || !is_occupied {
             self.state.rt.sleep_for(LEAVING_LOOK).await;
-            if self.notifier.is_busy() {
+            if self.state.notifier.is_busy() {
                 self.receive_all().await?;
             } else if self.state.requests.get() == 0
                 && let Some(queues) = &queues
@@ -404,7 +313,7 @@ impl<H: Handler> Session<H> {
         // Whether the last attempt to receive a second request without waiting found one.
         let (mut is_busy, mut lone) = (false, 0u32);
         loop {
-            if self.state.leaving.get() && !self.notifier.is_busy() {
+            if self.state.leaving.get() && !self.state.notifier.is_busy() {
                 return Ok(());
             }
             self.state.memory.wait_for_room().await;
