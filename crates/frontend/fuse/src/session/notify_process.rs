@@ -162,3 +162,41 @@ fn follow(mut socket: UnixStream, running: &Weak<Running>) {
         lock(&running.waiting).take();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::fs::File;
+
+    use super::*;
+
+    fn process(program: &str, args: &[&str]) -> NotifyProcess {
+        let args = args.iter().map(OsString::from).collect();
+        NotifyProcess::new(SyscallHelper { program: program.into(), args }, Path::new("/nowhere"))
+    }
+
+    const PART: Part = Part { node: 7, from: 0, len: 0 };
+
+    #[test]
+    fn answers_reach_the_callers_of_their_notifications() {
+        // One byte with the descriptor, then two orders; both answers are 5 (EIO), in the other order.
+        let answers = r"for id in 2 1; do printf '\00'$id'\0\0\0\0\0\0\0\05\0\0\0' >&0; done";
+        let script = format!("head -c 65 > /dev/null; {answers}; cat > /dev/null");
+        let (process, connection) = (process("/bin/sh", &["-c", &script]), File::open("/dev/null").unwrap());
+        thread::scope(|scope| {
+            let calls: Vec<_> = (0..2).map(|_| scope.spawn(|| process.drop_cached(PART, connection.as_fd()))).collect();
+            for call in calls {
+                let dropped = call.join().unwrap().unwrap();
+                assert_eq!(dropped.unwrap_err().raw_os_error(), Some(libc::EIO));
+            }
+        });
+    }
+
+    #[test]
+    fn without_a_program_that_answers_the_caller_has_to_do_it() {
+        let connection = File::open("/dev/null").unwrap();
+        for program in ["/bin/true", "/nowhere/at/all"] {
+            assert!(process(program, &[]).drop_cached(PART, connection.as_fd()).is_none(), "{program}");
+        }
+    }
+}
