@@ -225,7 +225,7 @@ fn an_upgrade_without_descriptors_is_refused() {
         .current_dir(lab.path(""));
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
     let own = lab.path("each").join("v7.sock");
-    wait_until("it serves", || own.exists());
+    wait_until("it serves", || UnixStream::connect(&own).is_ok());
     let mut client = Client::connect(&own, "v7").unwrap();
     let message = lab.run(&["upgrade", POOL]).refused();
     assert!(message.contains("file descriptors"), "{message}");
