@@ -48,7 +48,7 @@ use crate::logging::Logging;
 const USAGE_STATUS: u8 = 2;
 
 fn main() -> ExitCode {
-    match mount_helper::begin() {
+    match mount_helper::begin().or_else(daemon::launch) {
         Some(Ok(())) => return ExitCode::SUCCESS,
         Some(Err(error)) => {
             eprintln!("forkdisk: {error:#}");

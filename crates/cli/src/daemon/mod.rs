@@ -29,4 +29,5 @@ pub mod space;
 mod vhost_disks;
 mod vhost_sockets;
 
+pub use hand_over::launch;
 pub use run::{Ready, Settings, VhostUser, run};

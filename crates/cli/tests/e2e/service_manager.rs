@@ -179,6 +179,34 @@ fn kill_a_service(lab: &Lab) {
     lab.assert_clean();
 }
 
+/// The service manager waits at a stop for the end of a process only if it was its child when it was named.
+#[test]
+fn an_upgrade_names_no_child_of_the_process_before() {
+    let lab = Lab::with_pool("64M");
+    let manager = UnixDatagram::bind(lab.path("notify")).unwrap();
+    let mut command = lab.command(&["serve", POOL]);
+    command.env("NOTIFY_SOCKET", lab.path("notify")).stdout(Stdio::null());
+    let mut service = Service(command.spawn().unwrap());
+    assert!(hear(&manager).starts_with("READY=1"));
+    // Sees what the daemon starts, and not what that starts.
+    let seen = lab.path("seen");
+    let real = lab.command(&[]).get_program().to_str().unwrap().to_string();
+    let text = format!("echo $$ $PPID > {}\nexec {real} \"$@\"", seen.display());
+    lab.ok(&["upgrade", POOL, "--program", &crate::upgrade::script(&lab, "program", &text)]);
+    // Both processes name it.
+    let named_in = |said: String| said.lines().find_map(|line| line.strip_prefix("MAINPID=")?.parse::<i32>().ok());
+    let named = std::iter::repeat_with(|| hear(&manager)).find_map(named_in).unwrap();
+    let seen = std::fs::read_to_string(seen).unwrap();
+    let (first, parent) = seen.trim().split_once(' ').unwrap();
+    assert_eq!(parent, service.0.id().to_string());
+    assert_ne!(first, named.to_string(), "the process that was started ends, and another one serves");
+    assert!(!Path::new("/proc").join(first).exists(), "before that one is named");
+    assert!(service.0.wait_within(LIMIT).unwrap().success());
+    kill_process(Pid::from_raw(named).unwrap(), Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || !Path::new("/proc").join(named.to_string()).exists());
+    lab.assert_clean();
+}
+
 #[test]
 fn sockets_that_are_handed_over_are_served_and_left_alone() {
     let lab = Lab::with_pool("64M");

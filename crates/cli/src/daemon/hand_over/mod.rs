@@ -6,6 +6,7 @@
 //! can continue them itself, which it does if the new program fails.
 
 mod foreground;
+mod launch;
 mod predecessor;
 mod state;
 mod successor;
@@ -19,6 +20,7 @@ use rustix::process::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 
 pub use foreground::{follow_first, wait_for_children};
+pub use launch::launch;
 pub use predecessor::{Predecessor, tell_failure};
 pub use state::{PassedListener, PassedMount, State};
 pub use successor::Successor;
@@ -43,6 +45,9 @@ enum Message {
         /// It can continue encrypted clients.
         #[serde(default)]
         tls: bool,
+        /// Its process id.
+        #[serde(default)]
+        pid: Option<i32>,
     },
     /// From the new process: it cannot.
     Failed { why: String },

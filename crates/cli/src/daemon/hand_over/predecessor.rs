@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, getppid};
+use rustix::process::{Pid, getpid, getppid};
 
 use super::state::State;
 use super::{FORMAT_VERSION, MARK, Message, NO_FILES};
@@ -41,7 +41,8 @@ impl Predecessor {
 
     /// Says that this program can take over; returns the state of the daemon, which has closed the pool.
     pub fn receive(&mut self) -> Result<State<OwnedFd>> {
-        let ready = Message::Ready { format: FORMAT_VERSION, fuse_uring: true, tls: true };
+        let pid = Some(getpid().as_raw_nonzero().get());
+        let ready = Message::Ready { format: FORMAT_VERSION, fuse_uring: true, tls: true, pid };
         self.channel.send(&ready, NO_FILES)?;
         match self.channel.receive()? {
             Some((Message::State(state), files)) => state.join(files).context("a descriptor is missing"),

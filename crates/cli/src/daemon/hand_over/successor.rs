@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use forkdisk_uring::{Rt, Watched};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::foreground::keep_descendants;
+use super::launch::LAUNCH;
 use super::state::State;
 use super::{FORMAT_VERSION, MARK, Message, NO_FILES, first_process, starting_folder};
 use crate::daemon::channel::Channel;
@@ -25,10 +27,17 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 const TAKE_LIMIT: Duration = Duration::from_secs(20);
 const REST_LIMIT: Duration = Duration::from_secs(1);
 
+/// The process of a program.
+enum Running {
+    Child(Child),
+    /// A child of the service manager.
+    Launched(Pid),
+}
+
 /// A program that was started to take over, and has not yet. Killed when dropped.
 pub struct Successor {
     program: PathBuf,
-    child: Option<Child>,
+    running: Option<Running>,
     channel: Channel,
     /// It can take over mounts with queues of io_uring.
     takes_fuse_uring: bool,
@@ -55,11 +64,15 @@ impl Successor {
             // Signals of a terminal reach the process that was started there, which passes them on.
             command.process_group(0);
         }
+        if env::var_os("NOTIFY_SOCKET").is_some() {
+            command.env(LAUNCH, "1");
+        }
         let child = command.spawn().with_context(|| format!("{}: cannot be started", program.display()))?;
         drop(command);
         let watched = Watched::new(runtime, ours.try_clone().context("a socket")?.into());
         let (program, channel) = (program.to_path_buf(), Channel::new(ours));
-        let successor = Successor { program, child: Some(child), channel, takes_fuse_uring: false, takes_tls: false };
+        let running = Some(Running::Child(child));
+        let successor = Successor { program, running, channel, takes_fuse_uring: false, takes_tls: false };
         let ready = runtime.timeout(READY_LIMIT, watched.readable()).await;
         ensure!(ready.is_ok(), "{} was not ready within {READY_LIMIT:?}", successor.program.display());
         successor.expect_ready()
@@ -68,8 +81,9 @@ impl Successor {
     fn expect_ready(mut self) -> Result<Successor> {
         self.channel.set_patience(Some(REST_LIMIT))?;
         match self.receive()? {
-            Message::Ready { format: FORMAT_VERSION, fuse_uring, tls } => {
+            Message::Ready { format: FORMAT_VERSION, fuse_uring, tls, pid } => {
                 (self.takes_fuse_uring, self.takes_tls) = (fuse_uring, tls);
+                self.follow(pid.and_then(Pid::from_raw))?;
                 Ok(self)
             }
             Message::Ready { format, .. } => {
@@ -83,6 +97,16 @@ impl Successor {
         }
     }
 
+    /// Waits for the process that has started the program, if that is another one.
+    fn follow(&mut self, pid: Option<Pid>) -> Result<()> {
+        let (Some(Running::Child(child)), Some(pid)) = (&mut self.running, pid) else { return Ok(()) };
+        if child.id() != pid.as_raw_nonzero().get().unsigned_abs() {
+            child.wait().context("waiting for the process that started the program")?;
+            self.running = Some(Running::Launched(pid));
+        }
+        Ok(())
+    }
+
     /// Receives a message; fails if the program has ended.
     fn receive(&mut self) -> Result<Message> {
         let program = self.program.display();
@@ -93,7 +117,9 @@ impl Successor {
         match received? {
             Some((message, _)) => Ok(message),
             None => {
-                let Some(child) = &mut self.child else { bail!("{program} has ended") };
+                let Some(Running::Child(child)) = &mut self.running else {
+                    bail!("{program} has ended; its log says why")
+                };
                 // It may have closed the socket only.
                 let _ = child.kill();
                 match child.wait() {
@@ -122,7 +148,7 @@ impl Successor {
         keep_descendants(stays)?;
         let told = self.channel.send(&Message::Continue { stays }, NO_FILES);
         told.with_context(|| format!("{} has ended", self.program.display()))?;
-        self.child = None;
+        self.running = None;
         Ok(())
     }
 
@@ -138,16 +164,26 @@ impl Successor {
 
     /// Returns the process id of the program.
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().map_or(0, Child::id)
+        match &self.running {
+            Some(Running::Child(child)) => child.id(),
+            Some(Running::Launched(pid)) => pid.as_raw_nonzero().get().unsigned_abs(),
+            None => 0,
+        }
     }
 }
 
 impl Drop for Successor {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // Fails if it has ended already.
-            let _ = child.kill();
-            let _ = child.wait();
+        match &mut self.running {
+            // Both fail if it has ended already.
+            Some(Running::Child(child)) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Some(Running::Launched(pid)) => {
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            None => {}
         }
     }
 }
