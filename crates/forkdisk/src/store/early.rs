@@ -30,6 +30,9 @@ use crate::types::PAGE_SIZE;
 
 use super::{EarlyGroups, Store};
 
+/// After an early group that had to be overwritten none is written for so many flushes: several clients flush in turns.
+const PAUSE_FLUSHES: u32 = 64;
+
 /// An early group, and how far it is.
 struct Group {
     outgoing: Outgoing,
@@ -52,6 +55,8 @@ pub struct Early {
     found: Cell<u64>,
     /// Records that the next flush probably finds; 0 if nothing is known.
     expected: Cell<u64>,
+    /// Flushes until an early group may be written again.
+    pause: Cell<u32>,
     group: RefCell<Option<Rc<Group>>>,
     ended: Event,
 }
@@ -60,6 +65,7 @@ impl Early {
     /// Notes that a flush was requested when `appended` records had ever been appended.
     pub fn flush_requested(&self, appended: u64) {
         let found = appended - self.at_flush.replace(appended);
+        self.pause.set(self.pause.get().saturating_sub(1));
         self.expected.set(if self.found.replace(found) == found { found } else { 0 });
     }
 
@@ -113,6 +119,7 @@ pub fn write_early<D: Device>(store: &Rc<Store<D>>, record: &Record, sum: u64) {
         let journal = &store.meta.borrow().journal;
         let is_expected = match store.options.early_groups {
             EarlyGroups::Never => false,
+            EarlyGroups::Expected if early.pause.get() > 0 => false,
             EarlyGroups::Expected => early.expected.get() == 1 && early.is_due(appended_in_order(journal) + 1),
             EarlyGroups::Always => true,
         };
@@ -153,7 +160,11 @@ pub(super) fn take_other<D: Device>(store: &Store<D>) -> Option<EarlyGroup> {
         })
     };
     let stays = correct!(is_next, Bug::EarlyGroupErasedLate => true, Bug::EarlyGroupTakenUnseen => true);
-    if stays { None } else { early.take() }
+    if stays {
+        return None;
+    }
+    early.pause.set(PAUSE_FLUSHES);
+    early.take()
 }
 
 /// Overwrites an early group that belongs to no record, if it still lies behind the end of the journal.
