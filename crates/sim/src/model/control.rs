@@ -42,6 +42,9 @@ pub struct Pending {
     pub start: Time,
     /// The keys of what it creates.
     keys: Vec<Key>,
+    /// A volume that lost writes while this was in flight, although they were acknowledged: a flush of its disk
+    /// failed. A copy of it may show what is left.
+    pub damaged: Option<Key>,
 }
 
 impl Pending {
@@ -87,7 +90,7 @@ impl Model {
         };
         let keys = (self.next_key..self.next_key + news).collect();
         self.next_key += news;
-        Pending { start: self.tick(), control, keys }
+        Pending { start: self.tick(), control, keys, damaged: None }
     }
 
     /// Applies a control operation, which happened some time between its start and now.
@@ -95,7 +98,7 @@ impl Model {
         self.spread();
         self.tick();
         self.acks += 1;
-        let Pending { control, start, keys } = pending;
+        let Pending { control, keys, .. } = pending;
         match control {
             Control::Create(name, size) => self.insert(keys[0], name, None, *size, Content::default(), None),
             Control::CreateAll(names, size, properties) => {
@@ -110,18 +113,18 @@ impl Model {
             Control::Snapshot(sources) => {
                 let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
                 for ((source, name), &key) in sources.iter().zip(keys) {
-                    let content = self.capture(*source, *start, key, &mut instant);
+                    let content = self.capture(*source, pending, key, &mut instant);
                     let size = self.share(*source);
                     self.insert(key, name, Some(*source), size, content, Some(*source));
                     self.volumes.get_mut(&key).expect("just made").instant = Some(self.instants.len());
                 }
                 self.instants.push(instant);
             }
-            Control::Clone(source, name) => self.add_clone(*source, *start, keys[0], name),
+            Control::Clone(source, name) => self.add_clone(*source, pending, keys[0], name),
             Control::CloneAll(source, names) => {
-                names.iter().zip(keys).for_each(|(name, &key)| self.add_clone(*source, *start, key, name));
+                names.iter().zip(keys).for_each(|(name, &key)| self.add_clone(*source, pending, key, name));
             }
-            Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, *start),
+            Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, pending.start),
             Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),
             Control::Resize(key, size) => {
                 let volume = self.volumes.get_mut(key).expect("a volume");
@@ -129,7 +132,7 @@ impl Model {
                 volume.content.truncate(size / SECTOR as u64);
             }
             Control::Delete(keys) => self.volumes.retain(|key, _| !keys.contains(key)),
-            Control::Replace(target, source) => self.replace(*target, *source, *start),
+            Control::Replace(target, source) => self.replace(*target, *source, pending),
             Control::Usurp(key, victim) => {
                 let name = self.volumes.remove(victim).expect("a volume").name;
                 self.volumes.get_mut(key).expect("a volume").name = name;
@@ -137,17 +140,17 @@ impl Model {
         }
     }
 
-    fn add_clone(&mut self, source: Key, start: Time, key: Key, name: &str) {
+    fn add_clone(&mut self, source: Key, pending: &Pending, key: Key, name: &str) {
         let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
-        let content = self.capture(source, start, key, &mut unused);
+        let content = self.capture(source, pending, key, &mut unused);
         let size = self.share(source);
         self.insert(key, name, None, size, content, Some(source));
         self.share(key);
     }
 
-    fn replace(&mut self, target: Key, source: Key, start: Time) {
+    fn replace(&mut self, target: Key, source: Key, pending: &Pending) {
         let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
-        let content = self.capture(source, start, target, &mut unused);
+        let content = self.capture(source, pending, target, &mut unused);
         let (size, now) = (self.share(source), self.now());
         let kin = self.volumes[&source].kin.clone();
         let volume = self.volumes.get_mut(&target).expect("a volume");
@@ -171,14 +174,19 @@ impl Model {
         volume.size
     }
 
-    /// Captures the contents at some instant between `start` and now.
-    fn capture(&self, source: Key, start: Time, target: Key, instant: &mut Instant) -> Content {
+    /// Captures the contents at some instant between the start of the operation and now.
+    fn capture(&self, source: Key, pending: &Pending, target: Key, instant: &mut Instant) -> Content {
         let volume = &self.volumes[&source];
+        let is_damaged = pending.damaged == Some(source);
         let mut content = volume.content.clone();
         for first in volume.content.unsettled() {
             for sector in first..first + SECTORS_PER_PAGE {
-                let seen = self.candidates(volume, &volume.content.versions(sector), Rule::Since(start));
-                if seen.len() > 1 {
+                let versions = volume.content.versions(sector);
+                let mut seen = self.candidates(volume, &versions, Rule::Since(pending.start));
+                if is_damaged {
+                    let left = self.candidates(volume, &versions, Rule::Crash);
+                    seen.extend(left.into_iter().filter(|v| !seen.contains(v)).collect::<Cell>());
+                } else if seen.len() > 1 {
                     instant.open.push((target, sector, seen.clone()));
                 }
                 content.set(sector, seen.into_iter().map(|v| Version { rec: SETTLED, ..v }).collect());

@@ -107,13 +107,18 @@ impl World for Origins {
         of(run.setup.cut_every) || run.step < run.world.handing_on && of(run.setup.cut_deletions)
     }
 
-    /// Of the origin, as long as no flush of its disk has failed.
+    /// Of the origin, as long as no flush of its disk has failed. After that, a snapshot in flight may survive in
+    /// the memory that outlives the process: it shows what the disk still has, and was never acknowledged.
     fn keep_acknowledged(session: &Session, known: &mut Known) {
         let now = known.model.tick();
         let keys: Vec<Key> = known.model.volumes().map(|(k, _)| k).collect();
         let is_sound = session.disks[1].flush_faults_hit() == 0;
         for key in keys.into_iter().filter(|&key| key != known.origin || is_sound) {
             known.model.flushed(Some(key), now);
+        }
+        if !is_sound {
+            let origin = known.origin;
+            known.pending.iter_mut().for_each(|pending| pending.damaged = Some(origin));
         }
     }
 
