@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, PATIENCE, POOL, Server, noise, wait_until};
+use crate::harness::{Lab, PATIENCE, POOL, Server, has_ended, noise, wait_until};
 use crate::nbd::Client;
 
 /// A daemon that is stopped when its test ends, even if it fails.
@@ -25,9 +25,7 @@ impl<'a> Daemon<'a> {
     }
 
     fn is_running(&self) -> bool {
-        // An ended process may wait to be reaped by its new parent.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+        !has_ended(self.pid.unsigned_abs())
     }
 
     fn signal(&self, signal: Signal) {

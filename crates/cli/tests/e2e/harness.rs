@@ -294,6 +294,12 @@ pub fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
     }
 }
 
+/// Whether a process has ended. One whose parent never waits for it stays in the process table.
+pub fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['Z', 'X']))
+}
+
 /// Waits until `is_so`.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, missing, noise, wait_until};
+use crate::harness::{LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, has_ended, missing, noise, wait_until};
 use crate::nbd::Client;
 
 fn hear(socket: &UnixDatagram) -> String {
@@ -203,7 +203,7 @@ fn an_upgrade_names_no_child_of_the_process_before() {
     assert!(!Path::new("/proc").join(first).exists(), "before that one is named");
     assert!(service.0.wait_within(LIMIT).unwrap().success());
     kill_process(Pid::from_raw(named).unwrap(), Signal::TERM).unwrap();
-    wait_until("the daemon has ended", || !Path::new("/proc").join(named.to_string()).exists());
+    wait_until("the daemon has ended", || has_ended(named.unsigned_abs()));
     lab.assert_clean();
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{LIMIT, Lab, POOL, Server, client, noise, succeed, wait_at_most, wait_until};
+use crate::harness::{LIMIT, Lab, POOL, Server, client, has_ended, noise, succeed, wait_at_most, wait_until};
 use crate::nbd::{Client, READ, WRITE};
 
 const PAGE: usize = 4096;
@@ -242,17 +242,13 @@ fn a_daemon_in_the_foreground_keeps_its_number() {
     let mut server = Server::start(&lab);
     let numbers: Vec<u64> = (0..3).map(|_| upgrade(&lab)["pid"].as_u64().unwrap()).collect();
     assert!(numbers.iter().all(|&pid| pid != u64::from(server.pid())));
-    // Or ended, and not waited for by the system's first process.
-    let gone = |pid: u64| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('Z'))
-    };
-    wait_until("the earlier ones have ended", || gone(numbers[0]) && gone(numbers[1]));
-    assert!(!gone(numbers[2]));
+    let gone = |i: usize| has_ended(numbers[i] as u32);
+    wait_until("the earlier ones have ended", || gone(0) && gone(1));
+    assert!(!gone(2));
     // A signal to the first process ends the last one in order.
     succeed(Command::new("kill").args(["-TERM", &server.pid().to_string()]));
     assert!(wait_at_most(server.child_mut(), Duration::from_secs(20)).success());
-    assert!(gone(numbers[2]));
+    assert!(gone(2));
     lab.assert_clean();
     // A kill of the first process kills the last one, a kill of that one ends the first.
     for of_first in [true, false] {
@@ -265,7 +261,7 @@ fn a_daemon_in_the_foreground_keeps_its_number() {
         succeed(Command::new("kill").args(["-KILL", &target.to_string()]));
         let status = wait_at_most(server.child_mut(), Duration::from_secs(20));
         assert!(status.signal() == Some(9) || status.code() == Some(137), "{status}");
-        wait_until("the daemon is gone", || gone(pid));
+        wait_until("the daemon is gone", || has_ended(pid as u32));
     }
     drop(Server::start(&lab));
 }
