@@ -119,9 +119,9 @@ pub fn run(
     }
     hand_over::starting_folder();
     let ended = forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        // Before any thread is started.
-        let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
-        let signals = Rc::new(signals);
+        // Before any thread is started: a thread that does not block SIGCHLD would take it from `wait_for_children`.
+        let wanted = [Signal::TERM, Signal::INT, Signal::HUP, Signal::CHILD].map(Signal::as_raw);
+        let signals = Rc::new(runtime.signals(&wanted)?);
         let predecessor = Predecessor::take()?;
         let daemon = Process { path: &path, settings: &settings, room, global, runtime, signals };
         daemon.run(predecessor, announce).await

@@ -319,6 +319,10 @@ impl Asked {
                     return self.end.wanted.raise();
                 }
             };
+            if signal == Signal::CHILD.as_raw() {
+                // Children are waited for where they are started.
+                continue;
+            }
             if signal == Signal::HUP.as_raw()
                 && let Some(log) = &self.log
             {

@@ -24,6 +24,8 @@ const READERS: u64 = 3;
 const KILLS: u64 = 20;
 /// Fewer where each ends the mount, which takes long on an emulated kernel.
 const ENDS_COUNT: u64 = 6;
+/// Starts of a daemon that is upgraded.
+const ROUNDS: u64 = 10;
 const O_DIRECT: i32 = 0o40000;
 
 /// Programs that write a file directly, and read it through the page cache.
@@ -166,6 +168,26 @@ fn without_a_keeper_programs_get_errors_and_no_process_remains() {
     }
     let server = Server::start_with(&lab, POOL, &["--mount", "m"]);
     server.stop();
+    lab.assert_clean();
+}
+
+/// The first process of a daemon in the foreground waits for the one that serves after an upgrade.
+#[test]
+fn the_first_process_ends_with_the_daemon_after_upgrades() {
+    let Some((lab, path)) = lab_with_a_file() else { return };
+    // A signal decides it, which may reach either of two threads.
+    for _ in 0..ROUNDS {
+        let server = Server::start_with(&lab, POOL, &["--mount", "m"]);
+        let load = Load::start(&path);
+        load.wait_for_writes();
+        crate::upgrade::upgrade(&lab);
+        load.wait_for_writes();
+        for outcome in load.stop() {
+            outcome.unwrap();
+        }
+        server.stop();
+    }
+    wait_until("no process makes notifications", || notifying(&lab).is_empty());
     lab.assert_clean();
 }
 

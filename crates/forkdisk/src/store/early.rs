@@ -111,8 +111,8 @@ impl EarlyGroup {
     }
 }
 
-/// Begins to write the group of a first write whose data, with the checksum `sum`, has just been submitted, if a
-/// flush probably follows.
+/// Begins to write the group of a first write if a flush probably follows. The data has just been submitted; `sum` is
+/// its checksum.
 pub fn write_early<D: Device>(store: &Rc<Store<D>>, record: &Record, sum: u64) {
     let early = store.commits.early();
     let group = {

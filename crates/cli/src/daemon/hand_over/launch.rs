@@ -9,12 +9,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// Environment variable of the first of the two processes.
+use super::MARK;
+
+/// Environment variable of the first of the two processes, besides [`MARK`].
 pub(super) const LAUNCH: &str = "FORKDISK_LAUNCH";
 
 /// Starts this program again if that is what it was started for. `None` otherwise.
 pub fn launch() -> Option<Result<()>> {
-    env::var_os(LAUNCH)?;
+    env::var_os(LAUNCH).and(env::var_os(MARK))?;
     let again = env::current_exe().and_then(|program| {
         // It inherits standard input, the socket to the process before.
         Command::new(program).args(env::args_os().skip(1)).env_remove(LAUNCH).spawn()

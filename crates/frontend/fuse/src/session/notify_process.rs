@@ -20,7 +20,7 @@ use crate::descriptor::send_descriptor;
 use crate::notify_worker::{ANSWER_BYTES, NOTIFY, Order, Part, answer_of};
 use crate::syscall_helper::SyscallHelper;
 
-/// How often a notification is repeated whose process has ended.
+/// How often a notification is repeated after the end of the process that was to make it.
 const ATTEMPTS_COUNT: usize = 10;
 
 pub(super) struct NotifyProcess {
