@@ -139,6 +139,10 @@ bugs! {
     EarlyGroupErasedLate = "early-group-erased-late",
     /// Recovery after a kill replays an early group although the volatile log has other records in its place.
     EarlyGroupOutrunsLog = "early-group-outruns-log",
+    /// A commit does not wait for the overlapping groups before it flushes.
+    OverlappingGroupNotAwaited = "overlapping-group-not-awaited",
+    /// Overlapping groups are written although their data has to be durable first.
+    OverlappingGroupBeforeData = "overlapping-group-before-data",
     /// Recovery does not seal the groups whose data it had to verify.
     RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// The checksum of data is computed from memory that another process changes before it is written.

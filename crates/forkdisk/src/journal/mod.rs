@@ -451,8 +451,9 @@ impl Journal {
     }
 }
 
-/// Returns the group that [`Journal::take`] would return if this record of a first write were the only one; `sum` is the
-/// checksum of its pages. `None` if there are others, if the group would not cover the data, or if the journal is full.
+/// Returns the group that [`Journal::take`] would return if this record of a first write were the only one; `sum` is
+/// the checksum of its pages. `None` if there are others, if the group would not cover the data, or if the journal is
+/// full.
 pub fn group_of(journal: &Journal, record: &Record, sum: u64) -> Option<Outgoing> {
     let Record::Map { len, to, .. } = record else { return None };
     let is_covered = journal.checksums.covers_data() && journal.checksums.wants(u64::from(*len));

@@ -10,6 +10,8 @@
 //! data and records of the next commit of any kind. Until then no group says that it was durable, nothing that depends
 //! on it is written in place or discarded, and the commit interval goes on.
 //!
+//! While the last flush of a commit runs, the groups of the next one are written (see `overlap`).
+//!
 //! A commit that is early (see `early`) is one of these. It begins only if its records carry checksums of all their
 //! data, so that no flush has to come before them.
 //!
@@ -40,6 +42,7 @@ use crate::sync::Event;
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::early::{Early, erase_early, take_other};
+use super::overlap::{Overlap, write_overlapping};
 use super::{EarlyGroups, Store, checkpoint_steps, host_enospc};
 
 /// Also start one when pending records reach the end of a journal extent of at least this many bytes.
@@ -69,6 +72,7 @@ pub struct Commits {
     not_early: Cell<u64>,
     /// Early ones since the last commit began.
     early_asked: Cell<u64>,
+    overlap: Overlap,
 }
 
 impl Commits {
@@ -78,6 +82,20 @@ impl Commits {
 
     pub fn early(&self) -> &Early {
         &self.early
+    }
+
+    pub fn overlap(&self) -> &Overlap {
+        &self.overlap
+    }
+
+    /// Returns the number of the last commit that a request waits for.
+    pub fn flush_requested(&self) -> u64 {
+        self.flush_asked.get()
+    }
+
+    /// Whether the next commit ends with a seal.
+    pub fn is_sealing(&self) -> bool {
+        self.sealing.get()
     }
 }
 
@@ -154,7 +172,7 @@ pub fn commit_failed_write<D: Device>(store: &Rc<Store<D>>) {
 
 /// Merges contiguous groups into requests of limited size. Recovery accepts each group as a whole or not at
 /// all, whatever request it was written by.
-fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
+pub(super) fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
     let mut pieces: Vec<Outgoing> = Vec::with_capacity(groups.len());
     for group in groups {
         match pieces.last_mut() {
@@ -185,6 +203,7 @@ async fn next_commit<D: Device>(store: Rc<Store<D>>) -> Result<()> {
     commits.flush_asked.set(commits.flush_asked.get().max(ticket));
     commits.early.flush_requested(appended_in_order(&store.meta.borrow().journal));
     start_commits(&store);
+    write_overlapping(&store);
     while commits.ended.get() < ticket {
         store.check_alive()?;
         commits.changed.wait().await;
@@ -248,6 +267,8 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
         record_times_along(store);
     }
     correct!(store.commits.early.settled().await, Bug::EarlyGroupNotAwaited => ());
+    correct!(store.commits.overlap.settled().await, Bug::OverlappingGroupNotAwaited => ());
+    store.check_failed()?;
     // No await between the last check and taking the records.
     loop {
         if !store.meta.borrow().journal.fits() {
@@ -269,6 +290,7 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
             // The records that came since need their data to be durable first.
             return Ok(());
         }
+        store.commits.overlap.records_taken(store.commits.flush_requested());
         meta.journal.take()
     };
     let (has_records, next) = (!taken.groups.is_empty(), taken.next);
@@ -290,7 +312,11 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
     // Recovery is to verify a bounded amount of data.
     let flushes = flushes || has_records && !store.meta.borrow().journal.checksums.may_wait();
     if flushes {
-        flush_written(store).await?;
+        store.commits.overlap.set_flushing(true);
+        write_overlapping(store);
+        let flushed = flush_written(store).await;
+        store.commits.overlap.set_flushing(false);
+        flushed?;
     }
     store.meta.borrow_mut().journal.committed(next);
     if store.meta.borrow().directory.gathering().next().is_some() {
@@ -323,7 +349,7 @@ pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     Ok(())
 }
 
-async fn write_groups<D: Device>(store: &Rc<Store<D>>, groups: Outgoing) -> Result<()> {
+pub(super) async fn write_groups<D: Device>(store: &Rc<Store<D>>, groups: Outgoing) -> Result<()> {
     let segments: Segments = store.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
     let is_page = |bytes: u64| bytes.is_multiple_of(PAGE_SIZE as u64);
     assert!(is_page(groups.position) && is_page(groups.bytes.len() as u64), "a group takes whole pages");

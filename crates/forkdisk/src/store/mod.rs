@@ -15,6 +15,7 @@ mod info;
 pub mod load;
 pub mod open;
 mod options;
+mod overlap;
 pub mod publish;
 mod replay;
 pub mod retained;

@@ -10,6 +10,7 @@ mod flatten;
 mod gather;
 mod lab;
 mod order;
+mod overlap;
 mod quota;
 mod ranges;
 mod reopen;
