@@ -312,15 +312,16 @@ impl<D> Queued<D> {
         out
     }
 
-    /// Whether this job continues where `before` ends, at the source and at every destination.
-    pub fn continues(&self, before: &Queued<D>) -> bool {
-        let source = match (before.source.last(), self.source.first()) {
-            (Some(Piece { len, from: CopySource::Device(a) }), Some(Piece { from: CopySource::Device(b), .. })) => {
-                b.follows(a, *len)
-            }
-            (Some(_), Some(_)) => true,
-            _ => false,
-        };
+    /// Whether this job continues where `before` ends: at every destination, and with `source` at the source, too.
+    pub fn continues(&self, before: &Queued<D>, source: bool) -> bool {
+        let source = !source
+            || match (before.source.last(), self.source.first()) {
+                (Some(Piece { len, from: CopySource::Device(a) }), Some(Piece { from: CopySource::Device(b), .. })) => {
+                    b.follows(a, *len)
+                }
+                (Some(_), Some(_)) => true,
+                _ => false,
+            };
         let len = before.progress.len;
         let pairs = || before.destinations.iter().zip(&self.destinations);
         source && before.destinations.len() == self.destinations.len() && pairs().all(|(a, b)| b.follows(a, len))

@@ -3,7 +3,9 @@
 //!
 //! A [`Job`] has a source, up to [`MAX_DESTINATIONS`] destinations, and the [`Client`] it is done for. It is
 //! cut into *sub-jobs*: one buffer, one read, one write each; with `offload` on, where devices can clone,
-//! only provided bytes are written. Guarantees:
+//! only provided bytes are written. Jobs that continue one another share a sub-job. Small jobs for an origin are read
+//! from random places and written side by side: while several sub-jobs are in flight, they wait for each other (at most
+//! until one of these ends) and are written by one request. Guarantees:
 //!
 //! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that gets no
 //!   buffer keeps its place, and all behind it wait. Writes of jobs that lie *near* each other are submitted

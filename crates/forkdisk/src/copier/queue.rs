@@ -15,6 +15,11 @@ use super::job::{Progress, Queued};
 use super::throttle::Meter;
 use super::{CLASSES_COUNT, Client, CopyClass};
 
+/// With as many sub-jobs of a client in flight, a small copy for an origin waits for others to be written with it.
+const COLLECTING_COUNT: u64 = 4;
+/// Copies of so many bytes wait for no others: a metered disk counts longer requests more than once.
+const COLLECTED_BYTES: u64 = 256 << 10;
+
 /// A part of a job, made into (a part of) a sub-job.
 pub struct Part<D> {
     pub job: Rc<Queued<D>>,
@@ -131,6 +136,10 @@ impl<D> Queues<D> {
             progress.client.held.set(false);
             let parts = self.parts(user, i, limits.subjob_size);
             let len: u64 = parts.iter().map(|p| p.len).sum();
+            if len < COLLECTED_BYTES.min(limits.subjob_size) && waits_for_others(&parts[0]) {
+                blocked.push(client);
+                continue;
+            }
             if let Some(buf) = limits.buffers.take(progress.client.user(), len as usize, make) {
                 return Head::Start(buf, parts);
             }
@@ -155,7 +164,7 @@ impl<D> Queues<D> {
             }
             let before = &parts.last().expect("the first is in").job;
             let fits = whole && total + next.progress.len <= subjob_size && !next.progress.has_failed();
-            if !fits || !next.continues(before) {
+            if !fits || !next.continues(before, !is_collected(&first)) {
                 break;
             }
             whole = true;
@@ -164,6 +173,18 @@ impl<D> Queues<D> {
         }
         parts
     }
+}
+
+/// Whether a copy may be written together with others that are read from elsewhere: random writes to an origin make
+/// such copies.
+fn is_collected<D>(job: &Queued<D>) -> bool {
+    job.progress.client.user() == CopyClass::Origin
+}
+
+/// Whether a copy that has not begun waits until one of several in flight has ended.
+fn waits_for_others<D>(part: &Part<D>) -> bool {
+    let in_flight = part.job.progress.client.stats.get().in_flight;
+    is_collected(&part.job) && part.at == 0 && in_flight >= COLLECTING_COUNT
 }
 
 fn note_starved(job: &Progress, now: Duration) {

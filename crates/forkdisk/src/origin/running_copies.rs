@@ -21,7 +21,7 @@ use crate::sync::Event;
 /// Longest copy that waits and is waited for: copying more takes longer than a flush.
 const SMALL_BYTES: u64 = 1 << 20;
 /// Durations of a commit for which later copies are waited for.
-const PATIENCE_COUNT: u32 = 4;
+const PATIENCE_COUNT: u32 = 8;
 
 /// The small copies of an origin.
 #[derive(Default)]

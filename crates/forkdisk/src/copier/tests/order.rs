@@ -109,3 +109,33 @@ fn neighbours_in_the_queue_become_one_request() {
     assert_eq!(lab.client.stats().merged, 6);
     assert_eq!(lab.contents(HALF + mib, 128 * KIB), pattern(mib, 128 * KIB));
 }
+
+/// Copies of 16 KiB from scattered places to adjoining ones, all submitted at once; returns what the disk saw.
+fn scattered(user: CopyClass, count: u64) -> Recording {
+    let mut lab = Lab::new(ample(), 5);
+    lab.client = Rc::new(Client::new(user, Throttle::NONE));
+    let from = |i: u64| (7 * i % count) * 128 * KIB;
+    let tickets: Vec<JobHandle> =
+        (0..count).map(|i| lab.submit(lab.job(from(i), HALF + i * 16 * KIB, 16 * KIB))).collect();
+    lab.clock.run(async {
+        for ticket in &tickets {
+            ticket.wait_done().await.expect("copied");
+        }
+    });
+    for i in 0..count {
+        assert_eq!(lab.contents(HALF + i * 16 * KIB, 16 * KIB), pattern(from(i), 16 * KIB));
+    }
+    lab.idle();
+    lab.disk.take()
+}
+
+#[test]
+fn small_copies_for_an_origin_are_written_together_while_several_are_in_flight() {
+    let of_origin = scattered(CopyClass::Origin, 12);
+    let lens: Vec<u64> = places(&of_origin, RequestKind::WriteData).iter().map(|place| place.1 / KIB).collect();
+    assert_eq!((lens[..4].to_vec(), of_origin.count(RequestKind::Read)), (vec![16; 4], 12), "{lens:?}");
+    // Sub-jobs are of 64 KiB here.
+    assert_eq!(lens[4..], [64, 64]);
+    assert_eq!(scattered(CopyClass::Origin, 4).count(RequestKind::WriteData), 4);
+    assert_eq!(scattered(CopyClass::Break, 12).count(RequestKind::WriteData), 12);
+}
