@@ -31,6 +31,14 @@ for verb in "delete -r $P/live" "rollback --force $P/live@x" "rename $P/live $P/
 done
 t grow $F resize $P/live --size 128M; [ "$(blockdev --getsize64 $D)" = 134217728 ] || { echo "FAILED growth: $(cat /run/out)"; halt -f; }
 t resize2fs resize2fs $D; [ "$(df -k --output=size $M | tail -n 1)" -gt 100000 ] || { echo "FAILED size: $(df -k $M)"; halt -f; }
+for round in 1 2 3 4 5; do
+    dd if=/dev/urandom of=/run/data bs=64k count=64 status=none; before=$(pidof -s ${F##*/})
+    (while [ ! -e /run/enough ]; do dd if=/run/data of=$M/written bs=64k oflag=direct,dsync conv=notrunc status=none || exit; done) & writer=$!
+    sleep 0.5; t "upgrade $round" $F upgrade $P; sleep 0.5; touch /run/enough; wait $writer || { echo "FAILED writer over upgrade $round"; halt -f; }
+    rm /run/enough; [ "$(pidof -s ${F##*/})" != "$before" ] || { echo "FAILED upgrade $round: the same process"; halt -f; }
+    echo 3 > /proc/sys/vm/drop_caches; cmp /run/data $M/written || { echo "FAILED upgrade $round: read something else"; halt -f; }
+done
+$F attach --list $P > /run/list; grep -q "^$D *nbd *$P/live$" /run/list || { echo "FAILED list after upgrades: $(tr '\n' ' ' < /run/list)"; halt -f; }
 t umount umount $M; t fsck e2fsck -f -n $D; t detach $F detach $D
 on live@x; t "mount of a frozen snapshot" mount -o ro $D $M; [ "$(cat $M/closed)" = kept ] && [ ! -e $M/late ] || { echo "FAILED frozen snapshot"; halt -f; }
 t umount umount $M; t detach $F detach $D
