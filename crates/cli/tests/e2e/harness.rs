@@ -294,7 +294,7 @@ pub fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
     }
 }
 
-/// Whether a process has ended. One whose parent never waits for it stays in the process table.
+/// Returns whether a process has ended: it is gone, or only its entry in the process table is left.
 pub fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['Z', 'X']))

@@ -119,6 +119,14 @@ fn notifying(lab: &Lab) -> Vec<Pid> {
     pids.filter(is_one).filter_map(Pid::from_raw).collect()
 }
 
+/// Starts a daemon, and programs on its mount that have begun to write.
+fn serve_under_load(lab: &Lab, path: &Path, options: &[&str]) -> (Server, Load) {
+    let server = Server::start_with(lab, POOL, options);
+    let load = Load::start(path);
+    load.wait_for_writes();
+    (server, load)
+}
+
 fn kill_the_daemon(lab: &Lab, path: &Path) {
     let options = ["--mount", "m", "--keeper", "--keeper-limit", "60"];
     let mut server = Server::start_with(lab, POOL, &options);
@@ -157,9 +165,7 @@ fn direct_writes_beside_cached_reads_go_on_with_a_request_log() {
 fn without_a_keeper_programs_get_errors_and_no_process_remains() {
     let Some((lab, path)) = lab_with_a_file() else { return };
     for round in 0..ENDS_COUNT {
-        let server = Server::start_with(&lab, POOL, &["--mount", "m"]);
-        let load = Load::start(&path);
-        load.wait_for_writes();
+        let (server, load) = serve_under_load(&lab, &path, &["--mount", "m"]);
         thread::sleep(Duration::from_millis(round * 7 % 30));
         server.kill();
         wait_until("programs get errors", || load.programs.iter().all(JoinHandle::is_finished));
@@ -177,9 +183,7 @@ fn the_first_process_ends_with_the_daemon_after_upgrades() {
     let Some((lab, path)) = lab_with_a_file() else { return };
     // A signal decides it, which may reach either of two threads.
     for _ in 0..ROUNDS {
-        let server = Server::start_with(&lab, POOL, &["--mount", "m"]);
-        let load = Load::start(&path);
-        load.wait_for_writes();
+        let (server, load) = serve_under_load(&lab, &path, &["--mount", "m"]);
         crate::upgrade::upgrade(&lab);
         load.wait_for_writes();
         for outcome in load.stop() {

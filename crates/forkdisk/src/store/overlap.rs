@@ -24,7 +24,7 @@ use super::commit::{merge_groups, write_groups};
 pub struct Overlap {
     /// The flush runs that ends a commit.
     is_flushing: Cell<bool>,
-    /// The last request for a flush whose records were taken.
+    /// Number of the last flush request up to which all records were taken.
     taken: Cell<u64>,
     is_in_flight: Cell<bool>,
     ended: Event,
@@ -49,8 +49,8 @@ impl Overlap {
     }
 }
 
-/// Begins to write what a flush found that was requested just now, if the flush of the commit before runs; or, as that
-/// begins, what the flushes found that were requested since its records were taken.
+/// Begins to write the pending records if the flush of a commit runs and another flush was requested since records were
+/// last taken. Called when a flush is requested and when the flush of a commit begins.
 pub fn write_overlapping<D: Device>(store: &Rc<Store<D>>) {
     let overlap = store.commits.overlap();
     if overlap.is_in_flight.get() {
