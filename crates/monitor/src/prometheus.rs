@@ -279,7 +279,7 @@ fn copier(all: &mut Vec<Family>) {
         ("jobs_total", "counter", "Copies that have ended, successful or not.", |c| c.jobs as f64),
         ("failed_jobs_total", "counter", "Copies that failed to read or write.", |c| c.failed as f64),
         ("cancelled_jobs_total", "counter", "Copies that were cancelled.", |c| c.cancelled as f64),
-        ("merged_jobs_total", "counter", "Copies that shared a request with the previous one.", |c| c.merged as f64),
+        ("merged_jobs_total", "counter", "Copies that share a write with the previous one.", |c| c.merged as f64),
         ("read_bytes_total", "counter", "Bytes that copies read.", |c| c.read as f64),
         ("written_bytes_total", "counter", "Bytes that copies wrote.", |c| c.written as f64),
         ("offloaded_bytes_total", "counter", "Bytes that the host copied by itself.", |c| c.offloaded as f64),

@@ -78,7 +78,7 @@ pub struct CopyStats {
     pub failed: u64,
     /// Of them, those that were cancelled.
     pub cancelled: u64,
-    /// Jobs that were written by one request with the one before.
+    /// Jobs that share a write with the one before.
     pub merged: u64,
     /// Read requests.
     pub reads: u64,
