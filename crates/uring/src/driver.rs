@@ -27,6 +27,7 @@ use slab::Slab;
 use crate::config::Config;
 use crate::handle::Handle;
 use crate::helper::Helper;
+use crate::huge_pages::HugePages;
 use crate::net::Listeners;
 use crate::op::{Op, Step, Work};
 use crate::ring::{Request, Ring};
@@ -82,7 +83,7 @@ impl Driver {
     pub(crate) fn new(config: &Config, wake: Arc<OwnedFd>) -> forkdisk::Result<Rc<Driver>> {
         let ring = setup::ring(config.entries)?;
         let skips_successes = Cell::new(ring.params().is_feature_skip_cqe_on_success());
-        let pool = BufPool::new(&config.buffers);
+        let pool = BufPool::with_source(&config.buffers, Rc::new(HugePages::default()));
         let registered = setup::register_buffers(&ring, &pool);
         let driver = Driver {
             queue: RefCell::new(Queue { ring, overflow: VecDeque::new(), completed: Vec::new(), silent: Vec::new() }),

@@ -1,6 +1,7 @@
 //! Memory that another process can continue to use: a file in memory, mapped at the same address there.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
@@ -55,6 +56,10 @@ impl FixedMemory {
     }
 
     fn map(address: usize, len: usize, file: OwnedFd) -> io::Result<Rc<FixedMemory>> {
+        let file = File::from(file);
+        if file.metadata()?.len() != len as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory has another length"));
+        }
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
         let place = std::ptr::without_provenance_mut(address);
         // SAFETY: it replaces no other mapping, and the file is as long.
@@ -62,7 +67,7 @@ impl FixedMemory {
         if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let memory = Rc::new(FixedMemory { address: mapped.expose_provenance(), len, file });
+        let memory = Rc::new(FixedMemory { address: mapped.expose_provenance(), len, file: file.into() });
         if memory.address != address {
             // A kernel without this flag takes the address as a hint.
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
@@ -108,8 +113,10 @@ mod tests {
         let file = || second.file().try_clone().unwrap();
         let same = FixedMemory::again(second.address(), 1 << 20, file()).unwrap();
         assert!(Rc::ptr_eq(&same, &second));
-        let taken = FixedMemory::again(second.address(), 1 << 19, file()).err().unwrap();
+        let taken = FixedMemory::map(second.address(), 1 << 20, file()).err().unwrap();
         assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+        let other = FixedMemory::again(second.address(), 1 << 19, file()).err().unwrap();
+        assert_eq!(other.kind(), io::ErrorKind::InvalidData, "memory of a program that divides it otherwise");
         let (address, file) = (second.address(), file());
         // SAFETY: nothing else refers to the mapping.
         unsafe { second.at(5000, 1).write(7) };

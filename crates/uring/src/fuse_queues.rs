@@ -26,6 +26,8 @@ use crate::op::{Work, outcome};
 const LOOK: Duration = Duration::from_millis(1);
 /// Most entries that keep the memory of a large request.
 const LARGE_COUNT: usize = 32;
+/// How many of them are moved into huge pages. More than [`LARGE_COUNT`] come and go too often for that.
+const HUGE_COUNT: usize = 16;
 /// Length of a reply's header.
 const REPLY_BYTES: usize = 16;
 
@@ -219,6 +221,9 @@ impl FuseQueues {
     fn touch(&self, memory: &EntryMemory, len: usize) {
         if memory.touch(len) {
             self.large.set(self.large.get() + 1);
+            if self.large.get() <= HUGE_COUNT {
+                memory.collapse();
+            }
         }
     }
 

@@ -33,6 +33,7 @@ mod fuse_queues;
 mod guarded_memory;
 mod handle;
 mod helper;
+mod huge_pages;
 mod inherited;
 mod kernel;
 mod loop_device;

@@ -54,6 +54,12 @@ pub trait BufMemory: AsRef<[u8]> + AsMut<[u8]> {
     }
 }
 
+/// Provides memory for buffers of a [`BufPool`].
+pub trait MemorySource {
+    /// Returns at least `len` bytes, or `None` where ordinary memory suits them.
+    fn memory(&self, len: usize) -> Option<Box<dyn BufMemory>>;
+}
+
 /// Memory that exists once it is touched.
 enum Mapped {
     Own(MmapMut),
@@ -95,6 +101,14 @@ impl Memory {
             return Memory::Lazy(Box::new(Mapped::Own(map)));
         }
         Memory::Frames(<[Frame]>::new_box_zeroed_with_elems(frames).expect("memory for an I/O buffer"))
+    }
+
+    /// Returns memory of `source` for `len` bytes, or allocates some.
+    fn from(source: Option<&dyn MemorySource>, len: usize) -> Memory {
+        match source.and_then(|source| source.memory(len)) {
+            Some(memory) => Memory::Lazy(Box::new(Mapped::Provided(memory))),
+            None => Memory::zeroed(len),
+        }
     }
 
     fn none() -> Memory {
@@ -228,6 +242,7 @@ impl fmt::Debug for Buf {
 pub struct BufPool {
     classes: Vec<Class>,
     spare: RefCell<Spare>,
+    source: Option<Rc<dyn MemorySource>>,
 }
 
 /// Memory without a slot, kept for reuse. Getting it again from the system costs a page fault for each page.
@@ -268,6 +283,15 @@ struct Class {
 impl BufPool {
     /// Creates a pool of `count` buffers of `bytes` bytes for each `(bytes, count)`, smallest size first.
     pub fn new(sizes: &[(usize, usize)]) -> Rc<BufPool> {
+        BufPool::with(sizes, None)
+    }
+
+    /// Creates a pool as [`new`](Self::new) does, whose memory comes from `source`.
+    pub fn with_source(sizes: &[(usize, usize)], source: Rc<dyn MemorySource>) -> Rc<BufPool> {
+        BufPool::with(sizes, Some(source))
+    }
+
+    fn with(sizes: &[(usize, usize)], source: Option<Rc<dyn MemorySource>>) -> Rc<BufPool> {
         let mut slot = 0u16;
         let mut classes = Vec::new();
         for &(bytes, count) in sizes {
@@ -275,14 +299,17 @@ impl BufPool {
             let first_slot = slot;
             let mut free = Vec::with_capacity(count);
             for _ in 0..count {
-                free.push((slot, Memory::zeroed(bytes)));
+                let memory = Memory::from(source.as_deref(), bytes);
+                // A buffer has no more than is registered.
+                let memory = if memory.len() == bytes { memory } else { Memory::zeroed(bytes) };
+                free.push((slot, memory));
                 slot = slot.checked_add(1).expect("at most 65,535 pooled buffers");
             }
             free.reverse();
             classes.push(Class { bytes, first_slot, free: RefCell::new(free) });
         }
         assert!(classes.is_sorted_by_key(|c| c.bytes), "sizes in rising order");
-        Rc::new(BufPool { classes, spare: RefCell::default() })
+        Rc::new(BufPool { classes, spare: RefCell::default(), source })
     }
 
     /// Creates a pool without slots that hands out `memory` as long as that is not taken. It must be small enough to be
@@ -301,7 +328,7 @@ impl BufPool {
             }
         }
         let spare = self.spare.borrow_mut().take(len);
-        let memory = spare.unwrap_or_else(|| Memory::zeroed(len));
+        let memory = spare.unwrap_or_else(|| Memory::from(self.source.as_deref(), len));
         Buf { memory, len, slot: None, home: Rc::downgrade(self) }
     }
 
@@ -379,6 +406,34 @@ mod tests {
         drop(buf);
         let again = pool.take(1 << 20);
         assert_eq!((again.as_ptr(), &again[..5]), (at, &b"bytes"[..]));
+    }
+
+    /// Rounds to powers of two.
+    struct Rounding;
+
+    impl MemorySource for Rounding {
+        fn memory(&self, len: usize) -> Option<Box<dyn BufMemory>> {
+            (len > 8192).then(|| Box::new(MmapMut::map_anon(len.next_power_of_two()).unwrap()) as Box<dyn BufMemory>)
+        }
+    }
+
+    #[test]
+    fn memory_of_a_source_is_used_where_it_has_some_and_kept_for_reuse() {
+        let pool = BufPool::with_source(&[(8192, 1), (12288, 1), (1 << 16, 1)], Rc::new(Rounding));
+        let provided = |buf: &Buf| matches!(buf.memory, Memory::Lazy(_));
+        let pooled = [8192, 12288, 1 << 16].map(|len| pool.take(len));
+        assert_eq!(
+            pooled.each_ref().map(provided),
+            [false, false, true],
+            "a pooled buffer is not larger than its size"
+        );
+        assert_eq!(pooled.map(|buf| buf.capacity()), [8192, 12288, 1 << 16]);
+        let spare = pool.take(100 << 10);
+        let at = spare.as_ptr();
+        assert_eq!((spare.capacity(), spare.slot(), provided(&spare)), (128 << 10, None, true));
+        drop(spare);
+        assert_eq!(pool.take(100 << 10).as_ptr(), at);
+        assert!(!provided(&pool.take(4096)));
     }
 
     #[test]

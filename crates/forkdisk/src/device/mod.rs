@@ -13,7 +13,7 @@ use std::future::Future;
 use std::io;
 
 pub(crate) use buf::add_segment;
-pub use buf::{BUF_ALIGN_BYTES, Buf, BufMemory, BufPool, IoResult, Segment, Segments};
+pub use buf::{BUF_ALIGN_BYTES, Buf, BufMemory, BufPool, IoResult, MemorySource, Segment, Segments};
 pub use stripes::{Array, StripedDevice, Stripes};
 
 /// A disk as the engine sees it.
