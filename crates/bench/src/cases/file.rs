@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::process;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, Volume};
@@ -22,8 +24,17 @@ pub type FilePool = Pool<UringDevice>;
 /// Creates a pool of `size` bytes in a new file and opens it.
 pub async fn make(rt: &Rt, path: &Path, size: u64) -> Result<FilePool> {
     let device = UringDevice::create(rt, path, size, false, &DeviceOptions::default())?;
-    Pool::format(&device, &FormatOptions::new(size, *b"forkdisk-bench-2", 0)).await?;
+    Pool::format(&device, &FormatOptions::new(size, identity(), 0)).await?;
     Ok(Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?)
+}
+
+/// Returns an identity that no other pool of this machine has: two of them can be served at a time.
+fn identity() -> [u8; 16] {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let mut identity = *b"forkdisk........";
+    identity[8..12].copy_from_slice(&process::id().to_be_bytes());
+    identity[12..].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    identity
 }
 
 /// Creates a pool with one volume of `span` bytes, completely written.

@@ -45,7 +45,7 @@ impl Server {
     pub fn forkdisk(context: &Context<'_>, pool: &Path, socket: &Path, flags: &[&str]) -> Result<Server> {
         let mut command = Command::new(&context.options.program);
         command.arg("serve").arg(pool).arg("--socket").arg(socket).args(["--log", "error"]).args(flags);
-        // Explicit, since the default path depends on the pool's identity, which all benchmark pools share.
+        // Explicit, so that it lies in the case's own folder.
         command.arg("--control").arg(socket.with_extension("control"));
         Server::start(command, socket, file::VOLUME)
     }
