@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use forkdisk::Buf;
-use forkdisk::device::{BufMemory, BufPool};
+use forkdisk::device::{BUF_ALIGN_BYTES, BufMemory, BufPool};
 use io_uring::opcode;
 use io_uring::squeue::Entry128;
 
@@ -36,6 +36,10 @@ pub(crate) struct EntryMemory {
     payload: Rc<BufPool>,
     at: *mut u8,
     len: usize,
+    /// Bytes from this payload to the next.
+    stride: usize,
+    /// They are huge pages.
+    is_huge: bool,
     /// Bytes at the start of the payload that may be mapped.
     touched: Cell<usize>,
     /// The mapping that all of this lies in.
@@ -66,27 +70,42 @@ impl AsMut<[u8]> for Payload {
 
 impl BufMemory for Payload {}
 
-/// Returns how much memory `count` entries need.
-pub(crate) fn memory_of(count: usize, payload: usize) -> usize {
-    headers_of(count) + count * stride_of(payload)
+/// Where the entries lie in a mapping: the areas of all of them, then the payloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Number of entries.
+    pub count: usize,
+    /// Bytes of a payload, whole pages.
+    pub payload: usize,
+    /// Distance between two payloads, whole pages. If it is whole huge pages, each payload begins one.
+    pub stride: usize,
 }
 
-fn headers_of(count: usize) -> usize {
-    (count * HEADERS_STRIDE_BYTES).next_multiple_of(HUGE_PAGE_BYTES)
-}
+impl Layout {
+    fn is_huge(self) -> bool {
+        self.stride.is_multiple_of(HUGE_PAGE_BYTES)
+    }
 
-/// Returns the distance between two payloads: each can lie in huge pages of its own.
-fn stride_of(payload: usize) -> usize {
-    payload.next_multiple_of(HUGE_PAGE_BYTES)
+    fn payload_at(self, index: usize) -> usize {
+        let unit = if self.is_huge() { HUGE_PAGE_BYTES } else { BUF_ALIGN_BYTES };
+        (self.count * HEADERS_STRIDE_BYTES).next_multiple_of(unit) + index * self.stride
+    }
+
+    /// Returns how much memory there is.
+    pub(crate) fn memory(self) -> usize {
+        self.payload_at(self.count)
+    }
 }
 
 impl EntryMemory {
-    /// Returns entry `index` of `count`.
-    pub(crate) fn new(memory: &Rc<FixedMemory>, index: usize, count: usize, len: usize) -> EntryMemory {
+    /// Returns an entry.
+    pub(crate) fn new(memory: &Rc<FixedMemory>, index: usize, layout: Layout) -> EntryMemory {
         let headers = memory.at(index * HEADERS_STRIDE_BYTES, HEADERS_BYTES);
-        let at = memory.at(headers_of(count) + index * stride_of(len), len);
+        let Layout { payload: len, stride, .. } = layout;
+        let at = memory.at(layout.payload_at(index), stride);
         let payload = BufPool::of(Box::new(Payload { at, len, _memory: memory.clone() }));
-        EntryMemory { headers, payload, at, len, touched: Cell::new(0), _memory: memory.clone() }
+        let is_huge = layout.is_huge();
+        EntryMemory { headers, payload, at, len, stride, is_huge, touched: Cell::new(0), _memory: memory.clone() }
     }
 
     /// Records that the first `len` bytes of the payload are used. Returns whether that makes it a large entry.
@@ -98,8 +117,10 @@ impl EntryMemory {
     /// Moves the payload into huge pages, so that the kernel and the device need not handle each small page of a large
     /// request. It takes a few milliseconds. Where there are none, and before Linux 6.1, the memory stays as it is.
     pub(crate) fn collapse(&self) {
-        // SAFETY: the mapping continues to the next payload; the entry has a request, and the contents stay the same.
-        unsafe { libc::madvise(self.at.cast(), stride_of(self.len), libc::MADV_COLLAPSE) };
+        if self.is_huge {
+            // SAFETY: a part of the mapping; the entry has a request, and the contents stay the same.
+            unsafe { libc::madvise(self.at.cast(), self.stride, libc::MADV_COLLAPSE) };
+        }
     }
 
     /// Gives memory back that `len` bytes of the payload do not need. Returns whether it was a large entry.
@@ -109,9 +130,8 @@ impl EntryMemory {
         }
         self.touched.set(SMALL_BYTES);
         // SAFETY: whole pages of the mapping; the entry has a request, and its buffer was returned.
-        let removed = unsafe {
-            libc::madvise(self.at.add(SMALL_BYTES).cast(), stride_of(self.len) - SMALL_BYTES, libc::MADV_REMOVE)
-        };
+        let removed =
+            unsafe { libc::madvise(self.at.add(SMALL_BYTES).cast(), self.stride - SMALL_BYTES, libc::MADV_REMOVE) };
         debug_assert_eq!(removed, 0);
         true
     }
@@ -195,11 +215,27 @@ impl FuseCommand {
 mod tests {
     use super::*;
 
+    const LEN_BYTES: usize = 1 << 20;
+
+    #[test]
+    fn payloads_begin_huge_pages_or_follow_each_other() {
+        let adjoining = Layout { count: 3, payload: LEN_BYTES, stride: LEN_BYTES };
+        assert_eq!([0, 1, 3].map(|index| adjoining.payload_at(index)), [4096, 4096 + LEN_BYTES, 4096 + 3 * LEN_BYTES]);
+        let huge = Layout { stride: HUGE_PAGE_BYTES, ..adjoining };
+        assert_eq!([0, 1, 3].map(|index| huge.payload_at(index)), [1, 2, 4].map(|page| page * HUGE_PAGE_BYTES));
+        assert_eq!((adjoining.memory(), huge.memory()), (4096 + 3 * LEN_BYTES, 4 * HUGE_PAGE_BYTES));
+    }
+
     #[test]
     fn an_entry_keeps_its_place_and_has_one_buffer() {
-        const LEN_BYTES: usize = 1 << 20;
-        let Ok(mapping) = FixedMemory::new(memory_of(3, LEN_BYTES)) else { return };
-        let entries: Vec<_> = (0..3).map(|index| EntryMemory::new(&mapping, index, 3, LEN_BYTES)).collect();
+        for stride in [LEN_BYTES, HUGE_PAGE_BYTES] {
+            entries_have_one_buffer(Layout { count: 3, payload: LEN_BYTES, stride });
+        }
+    }
+
+    fn entries_have_one_buffer(layout: Layout) {
+        let Ok(mapping) = FixedMemory::new(layout.memory()) else { return };
+        let entries: Vec<_> = (0..3).map(|index| EntryMemory::new(&mapping, index, layout)).collect();
         for entry in &entries {
             let mut buf = entry.take().expect("it is there");
             assert!(entry.is_own(&buf) && buf.len() == LEN_BYTES);

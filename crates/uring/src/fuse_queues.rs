@@ -16,10 +16,9 @@ use forkdisk::Buf;
 
 use crate::executor::Rt;
 use crate::fixed_memory::FixedMemory;
-use crate::fuse_command::{
-    AREA_BYTES, EntryMemory, FuseCommand, HEADER_BYTES, ID_AT_BYTES, LENGTH_AT_BYTES, memory_of,
-};
+use crate::fuse_command::{AREA_BYTES, EntryMemory, FuseCommand, HEADER_BYTES, ID_AT_BYTES, LENGTH_AT_BYTES, Layout};
 use crate::handle::Handle;
+use crate::huge_pages::HUGE_PAGE_BYTES;
 use crate::op::{Work, outcome};
 
 /// Interval at which a buffer is looked for that a handler has not released yet.
@@ -62,20 +61,22 @@ pub struct FuseSizes {
     pub depth: u16,
     /// Bytes of each entry's payload: whole pages, at least 64 KiB and at most 16 MiB.
     pub payload: usize,
+    /// Distance between the payloads of two entries, in bytes: whole pages, and no less than a payload.
+    pub stride: usize,
 }
 
 impl FuseSizes {
-    /// Sizes of the queues.
+    /// Sizes of the queues. Each payload has huge pages of its own.
     pub fn new(queues: u16, depth: u16, payload: usize) -> FuseSizes {
-        FuseSizes { queues, depth, payload }
+        FuseSizes { queues, depth, payload, stride: payload.next_multiple_of(HUGE_PAGE_BYTES) }
     }
 
     fn entries(&self) -> usize {
         usize::from(self.queues) * usize::from(self.depth)
     }
 
-    fn memory(&self) -> usize {
-        memory_of(self.entries(), self.payload)
+    fn layout(&self) -> Layout {
+        Layout { count: self.entries(), payload: self.payload, stride: self.stride }
     }
 }
 
@@ -104,7 +105,7 @@ impl FuseQueues {
     /// # Errors
     /// There is no room for them.
     pub fn new(rt: &Rt, connection: OwnedFd, sizes: FuseSizes) -> io::Result<FuseQueues> {
-        Ok(FuseQueues::of(rt, connection, FixedMemory::new(sizes.memory())?, sizes))
+        Ok(FuseQueues::of(rt, connection, FixedMemory::new(sizes.layout().memory())?, sizes))
     }
 
     /// Continues with the [memory](Self::memory) of another process.
@@ -117,14 +118,13 @@ impl FuseQueues {
         (memory, address): (OwnedFd, u64),
         sizes: FuseSizes,
     ) -> io::Result<FuseQueues> {
-        let memory = FixedMemory::again(address as usize, sizes.memory(), memory)?;
+        let memory = FixedMemory::again(address as usize, sizes.layout().memory(), memory)?;
         Ok(FuseQueues::of(rt, connection, memory, sizes))
     }
 
     fn of(rt: &Rt, connection: OwnedFd, memory: Rc<FixedMemory>, sizes: FuseSizes) -> FuseQueues {
-        let count = sizes.entries();
-        let entry = |index| Rc::new(EntryMemory::new(&memory, index, count, sizes.payload));
-        let entries = (0..count).map(entry).collect();
+        let entry = |index| Rc::new(EntryMemory::new(&memory, index, sizes.layout()));
+        let entries = (0..sizes.entries()).map(entry).collect();
         FuseQueues {
             rt: rt.clone(),
             handle: Handle::new(rt.driver(), connection),

@@ -42,6 +42,9 @@ enum Message {
         /// It can take over mounts with queues of io_uring.
         #[serde(default)]
         fuse_uring: bool,
+        /// Those with payloads that begin huge pages, too.
+        #[serde(default)]
+        fuse_stride: bool,
         /// It can continue encrypted clients.
         #[serde(default)]
         tls: bool,

@@ -42,7 +42,7 @@ impl Predecessor {
     /// Says that this program can take over; returns the state of the daemon, which has closed the pool.
     pub fn receive(&mut self) -> Result<State<OwnedFd>> {
         let pid = Some(getpid().as_raw_nonzero().get());
-        let ready = Message::Ready { format: FORMAT_VERSION, fuse_uring: true, tls: true, pid };
+        let ready = Message::Ready { format: FORMAT_VERSION, fuse_uring: true, fuse_stride: true, tls: true, pid };
         self.channel.send(&ready, NO_FILES)?;
         match self.channel.receive()? {
             Some((Message::State(state), files)) => state.join(files).context("a descriptor is missing"),

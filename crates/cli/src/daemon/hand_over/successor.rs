@@ -81,8 +81,8 @@ impl Successor {
     fn expect_ready(mut self) -> Result<Successor> {
         self.channel.set_patience(Some(REST_LIMIT))?;
         match self.receive()? {
-            Message::Ready { format: FORMAT_VERSION, fuse_uring, tls, pid } => {
-                (self.takes_fuse_uring, self.takes_tls) = (fuse_uring, tls);
+            Message::Ready { format: FORMAT_VERSION, fuse_uring, fuse_stride, tls, pid } => {
+                (self.takes_fuse_uring, self.takes_tls) = (fuse_uring && fuse_stride, tls);
                 self.follow(pid.and_then(Pid::from_raw))?;
                 Ok(self)
             }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use forkdisk::device::BUF_ALIGN_BYTES;
 use forkdisk::{Error, ErrorKind, Result};
 use forkdisk_uring::{FusePlace, FuseQueues, FuseRequest, FuseSizes, Rt};
 use serde::{Deserialize, Serialize};
@@ -65,14 +66,21 @@ pub struct PassedQueues<F> {
     address: u64,
     queues: u16,
     depth: u16,
+    /// Distance between two payloads; programs that pass none leave nothing between them.
+    #[serde(default = "adjoining")]
+    stride: usize,
     entries: Vec<Entry>,
+}
+
+fn adjoining() -> usize {
+    MAX_WRITE
 }
 
 impl<F> PassedQueues<F> {
     /// Converts the descriptor.
     pub fn map<G>(self, convert: impl FnOnce(F) -> G) -> PassedQueues<G> {
-        let PassedQueues { memory, address, queues, depth, entries } = self;
-        PassedQueues { memory: convert(memory), address, queues, depth, entries }
+        let PassedQueues { memory, address, queues, depth, stride, entries } = self;
+        PassedQueues { memory: convert(memory), address, queues, depth, stride, entries }
     }
 }
 
@@ -120,8 +128,13 @@ impl Queues {
         notifier: &Notifier,
         passed: PassedQueues<OwnedFd>,
     ) -> io::Result<Rc<Queues>> {
-        let PassedQueues { memory, address, queues, depth, entries } = passed;
-        let (connection, sizes) = (connection.as_fd().try_clone_to_owned()?, FuseSizes::new(queues, depth, MAX_WRITE));
+        let PassedQueues { memory, address, queues, depth, stride, entries } = passed;
+        if stride < MAX_WRITE || !stride.is_multiple_of(BUF_ALIGN_BYTES) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut sizes = FuseSizes::new(queues, depth, MAX_WRITE);
+        sizes.stride = stride;
+        let connection = connection.as_fd().try_clone_to_owned()?;
         let queues = FuseQueues::resume(rt, connection, (memory, address), sizes)?;
         if entries.len() != queues.places().count() {
             return Err(io::ErrorKind::InvalidData.into());
@@ -131,8 +144,9 @@ impl Queues {
 
     /// Returns the queues for another process.
     pub(super) fn pass_on(&self) -> io::Result<PassedQueues<OwnedFd>> {
-        let ((memory, address), FuseSizes { queues, depth, .. }) = (self.queues.memory()?, self.queues.sizes());
-        Ok(PassedQueues { memory, address, queues, depth, entries: self.entries.borrow().clone() })
+        let ((memory, address), sizes) = (self.queues.memory()?, self.queues.sizes());
+        let FuseSizes { queues, depth, stride, .. } = sizes;
+        Ok(PassedQueues { memory, address, queues, depth, stride, entries: self.entries.borrow().clone() })
     }
 
     fn set(&self, place: FusePlace, entry: Entry) {
