@@ -148,10 +148,16 @@ fn a_program_that_fails_to_take_over_loses_no_request_of_a_queue() {
         thread::spawn(move || work(&dir, n, &ends))
     });
     let workers: Vec<_> = workers.collect();
-    // The first does not say that it can continue queues, the second says so and ends.
+    // The first does not say that it can continue queues, the second says so of adjoining payloads only, the third says
+    // so of all and ends.
     for (name, ready, why) in [
         ("old", r#"\034\000\000\000\000\000\000\000{"Ready":{"format":1}}      "#, "fuse-uring"),
-        ("bad", r#"\050\000\000\000\000\000\000\000{"Ready":{"format":1,"fuse_uring":true}}"#, "without taking over"),
+        ("next", r#"\050\000\000\000\000\000\000\000{"Ready":{"format":1,"fuse_uring":true}}"#, "fuse-uring"),
+        (
+            "bad",
+            r#"\073\000\000\000\000\000\000\000{"Ready":{"format":1,"fuse_uring":true,"fuse_stride":true}}"#,
+            "without taking over",
+        ),
     ] {
         let text = format!("#!/bin/sh\nprintf '{ready}' >&0\nsleep 0.2\n");
         let program = lab.write_file(name, text.as_bytes());
