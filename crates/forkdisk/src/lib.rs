@@ -128,7 +128,7 @@ mod types;
 mod upkeep;
 mod volume;
 
-pub use catalog::{Changes, CreateOptions, NAME_MARKS, Protection, VolumeInfo, is_name_character};
+pub use catalog::{Changes, CreateOptions, ForkOptions, NAME_MARKS, Protection, VolumeInfo, is_name_character};
 pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::catalog::{Changes, CreateOptions};
+use crate::catalog::{Changes, CreateOptions, ForkOptions};
 use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
@@ -33,6 +33,11 @@ setters! {
     FormatOptions {
         with_journal journal: impl Into<Option<u64>>,
         with_preallocated preallocated: bool,
+    }
+    ForkOptions {
+        with_changes changes: Changes,
+        with_owner owner: impl Into<Option<(u32, u32)>>,
+        with_mode mode: impl Into<Option<u32>>,
     }
     OpenOptions {
         with_read_only read_only: bool,

@@ -237,6 +237,10 @@ bugs! {
     TransactionSplitOverGroups = "transaction-split-over-groups",
     /// The superblock says that the journal may have transactions from the first checkpoint on only.
     FeatureBitAfterTransaction = "feature-bit-after-transaction",
+    /// A fork of a folder's snapshot has the present contents of the volumes.
+    ForkOfSnapshotTakesVolume = "fork-of-snapshot-takes-volume",
+    /// A rollback of a folder leaves its last volume as it is.
+    FolderRollbackLeavesLast = "folder-rollback-leaves-last",
     /// Records that the checkpoint contains are replayed once more.
     RecoveryReplaysTwice = "recovery-replays-twice",
     /// Records of an earlier open are replayed.

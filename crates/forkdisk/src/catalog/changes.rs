@@ -1,7 +1,7 @@
 //! Changes of the properties of a volume or origin, as many at a time as wanted: all or none, with one commit.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeState};
+use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeRecord, VolumeState};
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
 use super::Catalog;
@@ -41,6 +41,27 @@ impl Changes {
             return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
         }
         Ok(())
+    }
+
+    /// Refuses properties that only an origin has.
+    pub(crate) fn check_of_clone(&self) -> Result<()> {
+        if self.copy_ahead.is_some() || self.when_full.is_some() {
+            return Err(Error::new(ErrorKind::Invalid, "copy_ahead and when_full are properties of origins"));
+        }
+        self.check()
+    }
+
+    /// The records that give these properties to a new clone, which has those of its source.
+    pub(crate) fn records_of_clone(&self, id: VolumeId, source: &VolumeRecord) -> impl Iterator<Item = Record> {
+        let copying = (self.break_policy.is_some() || self.throttle.is_some()).then(|| Record::SetCopying {
+            id,
+            break_policy: self.break_policy.unwrap_or(source.break_policy),
+            throttle: self.throttle.unwrap_or(source.throttle),
+        });
+        let chunk = self.chunk.map(|chunk| Record::SetChunk { id, chunk });
+        let quota = self.quota.map(|quota| Record::SetQuota { id, quota });
+        let gather = self.gather.map(|gather| Record::SetGather { id, gather });
+        [copying, chunk, quota, gather].into_iter().flatten()
     }
 
     /// The number of the volume, and the records that change it.

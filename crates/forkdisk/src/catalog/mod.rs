@@ -8,6 +8,7 @@ mod create;
 mod delete;
 pub mod directory;
 pub mod exceptions;
+mod fork;
 mod info;
 mod limits;
 mod parts;
@@ -30,6 +31,7 @@ pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshot
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
 pub use directory::{CatalogEntry, Chain, Directory, NAME_MARKS, check_volume_name, is_name_character};
 pub use exceptions::{ExceptionView, exception_run};
+pub use fork::{ForkOptions, is_folder, no_such_snapshot, plan_fork};
 pub use info::{Protection, VolumeInfo};
 pub use limits::{check_chunk, check_gather, check_origin_text, check_quota, check_size, writable_volume};
 pub use rollback::{Rollback, refuse_during_rollback};

@@ -31,7 +31,13 @@ fn check(catalog: &Catalog, parts: &[Record]) -> Result<(), Failure> {
     let (mut made, mut protected) = (BTreeSet::new(), BTreeSet::new());
     for part in parts {
         let (needs, new) = match part {
-            Record::Create { id, .. } | Record::Protect { id, .. } => (Needs::Nothing, Some(*id)),
+            Record::Create { id, .. } | Record::Protect { id, .. } | Record::MakeFolder { id, .. } => {
+                (Needs::Nothing, Some(*id))
+            }
+            Record::Rollback { volume, snapshot, dead } => {
+                catalog.refuse_unknown(*volume)?;
+                (Needs::Volume(*snapshot), Some(*dead))
+            }
             Record::Clone { source, id, .. } => (Needs::Volume(*source), Some(*id)),
             Record::SetOrigin { id, .. } | Record::Identify { id, .. } | Record::Stamp { id, .. } => {
                 (Needs::Origin(*id), None)

@@ -17,6 +17,8 @@ impl Record {
             self,
             Record::Create { .. }
                 | Record::Clone { .. }
+                | Record::Rollback { .. }
+                | Record::MakeFolder { .. }
                 | Record::Resize { .. }
                 | Record::SetChunk { .. }
                 | Record::Protect { .. }

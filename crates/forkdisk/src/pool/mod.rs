@@ -3,6 +3,7 @@
 
 mod copying;
 mod files;
+mod folders;
 mod info;
 mod origins;
 mod quota;

@@ -1,14 +1,11 @@
 //! Verbs of many volumes: each checks everything before it changes anything, and is one transaction.
 
 use crate::catalog::{
-    Catalog, CreateOptions, VolumeInfo, check_chunk, check_gather, check_new_names, check_quota, check_size, creation,
-    new_ids,
+    CreateOptions, ForkOptions, VolumeInfo, check_chunk, check_gather, check_new_names, check_quota, check_size,
+    creation, new_ids,
 };
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, VolumeState};
-use crate::store::transaction::retry_after_checkpoint;
-use crate::types::VolumeId;
+use crate::error::Result;
 
 use super::Pool;
 
@@ -42,31 +39,7 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin or a
     /// bad name; and those of [changing](crate#errors).
     pub async fn clone_all(&self, source: &str, names: &[&str], now: u64) -> Result<Vec<VolumeInfo>> {
-        let new_clones = |meta: &mut Catalog| {
-            let record = &meta.directory.find(source)?.record;
-            let from = record.id;
-            if record.state == VolumeState::Origin {
-                let why = format!("{source:?} is an origin; take a snapshot of it and clone that");
-                return Err(Error::new(ErrorKind::Invalid, why));
-            }
-            check_new_names(&meta.directory, names)?;
-            let ids = new_ids(meta, names.len());
-            let clone =
-                |(name, &id): (&&str, &VolumeId)| Record::Clone { source: from, id, name: name.to_string(), now };
-            self.store.publish_parts(meta, names.iter().zip(&ids).map(clone).collect())?;
-            for &id in &ids {
-                meta.directory.get_mut(id).expect("just made").pending = true;
-                self.store.hooks.note_cloned(meta, from, id);
-            }
-            Ok(ids)
-        };
-        let ids = retry_after_checkpoint(&self.store, new_clones).await?;
-        self.store.generations.barrier().await;
-        let committed = self.store.clone().commit().await;
-        for &id in &ids {
-            self.store.meta.borrow_mut().directory.show(id);
-        }
-        committed?;
-        ids.into_iter().map(|id| self.store.info(id)).collect()
+        self.store.meta.borrow().directory.find(source)?;
+        self.fork(source, names, &ForkOptions::new(now)).await
     }
 }

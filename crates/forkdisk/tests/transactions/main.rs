@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use forkdisk::testing::MemoryDevice;
 use forkdisk::{
-    BreakPolicy, Changes, CreateOptions, Device, ErrorKind, GatherPolicy, MIN_VOLATILE_BYTES, OriginFull, OriginPlace,
-    Pool, ProtectOptions,
+    BreakPolicy, Changes, CreateOptions, Device, ErrorKind, ForkOptions, GatherPolicy, MIN_VOLATILE_BYTES, OriginFull,
+    OriginPlace, Pool, ProtectOptions, SnapshotFlags,
 };
 
 use lab::Lab;
@@ -48,16 +48,39 @@ enum Verb {
     Delete,
     RenameFolder,
     Set,
+    SnapshotFolder,
+    Fork,
+    ForkSnapshot,
+    RollbackFolder,
 }
 
-const VERBS: [Verb; 6] = [Verb::Create, Verb::Clone, Verb::Snapshot, Verb::Delete, Verb::RenameFolder, Verb::Set];
+const VERBS: [Verb; 10] = [
+    Verb::Create,
+    Verb::Clone,
+    Verb::Snapshot,
+    Verb::Delete,
+    Verb::RenameFolder,
+    Verb::Set,
+    Verb::SnapshotFolder,
+    Verb::Fork,
+    Verb::ForkSnapshot,
+    Verb::RollbackFolder,
+];
 
 impl Verb {
     /// Prepares a pool for it.
     async fn prepare<D: Device>(self, pool: &Pool<D>, names: &[String]) {
         pool.create("source", &options()).await.unwrap();
-        if matches!(self, Verb::Snapshot | Verb::Delete | Verb::RenameFolder) {
+        if !matches!(self, Verb::Create | Verb::Clone | Verb::Set) {
             pool.create_all(&strs(names), &options()).await.unwrap();
+        }
+        if matches!(self, Verb::ForkSnapshot | Verb::RollbackFolder) {
+            pool.snapshot_folder("v", "x", SnapshotFlags::default(), 9).await.unwrap();
+        }
+        if matches!(self, Verb::RollbackFolder) {
+            for name in names {
+                pool.resize(name, 2 * MIB).await.unwrap();
+            }
         }
     }
 
@@ -82,6 +105,19 @@ impl Verb {
                     .with_gather(GatherPolicy::Off);
                 pool.set("source", &changes).await.unwrap();
             }
+            Verb::SnapshotFolder => {
+                let made = pool.snapshot_folder("v", "x", SnapshotFlags::default(), 9).await.unwrap();
+                assert_eq!(made.len(), names.len());
+            }
+            Verb::Fork => {
+                let changes = Changes::default().with_quota(5 * MIB).with_break_policy(BreakPolicy::Split);
+                let options = ForkOptions::new(9).with_changes(changes).with_owner((5, 6)).with_mode(0o600);
+                assert_eq!(pool.fork("v", &["w"], &options).await.unwrap().len(), names.len());
+            }
+            Verb::ForkSnapshot => {
+                assert_eq!(pool.fork("v@x", &["w"], &ForkOptions::new(9)).await.unwrap().len(), names.len());
+            }
+            Verb::RollbackFolder => assert_eq!(pool.rollback_folder("v", "x").await.unwrap(), names),
         }
     }
 }

@@ -42,7 +42,12 @@ impl Class {
     }
 
     pub fn is_rollback(&self) -> bool {
-        matches!(self, Class::Control(p) if matches!(p.control, Control::Rollback(..)))
+        matches!(self, Class::Control(p) if matches!(p.control, Control::Rollback(..) | Control::RollbackAll(_)))
+    }
+
+    /// Whether it depends on which volumes are in a folder.
+    pub fn is_of_folder(&self) -> bool {
+        matches!(self, Class::Control(p) if p.control.is_of_folder())
     }
 
     /// Whether it may make a volume smaller.

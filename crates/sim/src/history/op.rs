@@ -58,11 +58,13 @@ pub enum Profile {
     Names,
     /// Verbs on several volumes or properties.
     Transactions,
+    /// The same, and folders that are kept, forked and rolled back as a whole.
+    Folders,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 20] = [
+    pub const ALL: [Profile; 21] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -83,6 +85,7 @@ impl Profile {
         Profile::Heirs,
         Profile::Names,
         Profile::Transactions,
+        Profile::Folders,
     ];
 
     /// Those with an origin on a separate disk.
@@ -113,6 +116,7 @@ impl Profile {
             Profile::Heirs => "heirs",
             Profile::Names => "names",
             Profile::Transactions => "transactions",
+            Profile::Folders => "folders",
         }
     }
 
@@ -177,6 +181,7 @@ impl Setup {
         let drawn = if mix(&[seed, 17]).is_multiple_of(16) { Profile::Heirs } else { drawn };
         let drawn = if mix(&[seed, 18]).is_multiple_of(16) { Profile::Names } else { drawn };
         let drawn = if mix(&[seed, 19]).is_multiple_of(16) { Profile::Transactions } else { drawn };
+        let drawn = if mix(&[seed, 20]).is_multiple_of(16) { Profile::Folders } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
@@ -216,7 +221,7 @@ impl Setup {
             pages: match profile {
                 Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
-                Profile::Crowd | Profile::Transactions => *rng.pick(&[2, 8]),
+                Profile::Crowd | Profile::Transactions | Profile::Folders => *rng.pick(&[2, 8]),
                 Profile::Large | Profile::Ranges => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
                 Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
@@ -226,7 +231,7 @@ impl Setup {
             crowd: match profile {
                 Profile::Crowd => *rng.pick(&[130, 300]),
                 Profile::Full => 7,
-                Profile::Transactions => 40,
+                Profile::Transactions | Profile::Folders => 40,
                 _ => 14,
             },
             when_full: match rng.one_in(3) {

@@ -240,7 +240,7 @@ fn start_with(
     if let Some(range) = &setup.slow {
         disk.slow_down(range.clone());
     }
-    let (memory, shadow) = match memory.as_ref().filter(|_| setup.profile == Profile::Transactions).map(shadowed) {
+    let (memory, shadow) = match memory.as_ref().filter(|_| has_large_verbs(setup.profile)).map(shadowed) {
         Some((memory, shadow)) => (Some(memory), Some(shadow)),
         None => (memory, None),
     };
@@ -249,7 +249,7 @@ fn start_with(
     let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let outcome = match opened {
         Ok(Ok(pool)) => {
-            let lists_properties = setup.profile == Profile::Transactions;
+            let lists_properties = has_large_verbs(setup.profile);
             return Ok(Session { exec, disk, pool, memory, shadow, lists_properties });
         }
         Ok(Err(e)) => Violation::new("P6", format!("the pool does not open: {e}")),
@@ -360,6 +360,11 @@ impl Session {
     }
 }
 
+/// Whether the verbs of the profile are longer than the volatile log, and change properties.
+fn has_large_verbs(profile: Profile) -> bool {
+    matches!(profile, Profile::Transactions | Profile::Folders)
+}
+
 /// Compares everything; the findings resolve what was in flight.
 fn verify(session: &Session, known: &Known) -> Result<Model, Violation> {
     let found = session.listing();
@@ -377,11 +382,16 @@ fn verify(session: &Session, known: &Known) -> Result<Model, Violation> {
         return Err(Violation::new("P4", listing_fault(&expected, &found)));
     }
     for p in undecided {
-        if let Control::Rollback(key, _) | Control::Replace(key, _) = p.control {
+        let keys: Vec<Key> = match &p.control {
+            Control::Rollback(key, _) | Control::Replace(key, _) => vec![*key],
+            Control::RollbackAll(all) => all.iter().map(|&(key, _)| key).collect(),
+            _ => Vec::new(),
+        };
+        if !keys.is_empty() {
             let mut rolled = model.clone();
             rolled.apply(p);
-            let before = session.compare(&mut model.clone(), key, Rule::Crash, false);
-            if before.is_err() {
+            let is_before = |&key: &Key| session.compare(&mut model.clone(), key, Rule::Crash, false).is_ok();
+            if !keys.iter().all(is_before) {
                 // Neither of both: the second comparison below reports it.
                 model = rolled;
             }

@@ -17,6 +17,12 @@ pub enum Control {
     Clone(Key, String),
     /// Creates volumes with the contents of another or of a snapshot.
     CloneAll(Key, Vec<String>),
+    /// Creates volumes with the contents of others or of snapshots: everything in a folder, elsewhere.
+    Fork(Vec<(Key, String)>),
+    /// Snapshots of everything in a folder, each with its short name.
+    SnapshotFolder(Vec<(Key, String)>),
+    /// Volumes in a folder get the contents of their snapshots.
+    RollbackAll(Vec<(Key, Key)>),
     /// Sets properties of a volume.
     Set(Key, Properties),
     /// A volume gets the contents of its snapshot.
@@ -31,6 +37,13 @@ pub enum Control {
     Replace(Key, Key),
     /// A volume takes the name of another, which is deleted.
     Usurp(Key, Key),
+}
+
+impl Control {
+    /// Whether it depends on which volumes are in a folder.
+    pub fn is_of_folder(&self) -> bool {
+        matches!(self, Control::Fork(_) | Control::SnapshotFolder(_) | Control::RollbackAll(_))
+    }
 }
 
 /// A control operation that has started.
@@ -51,7 +64,9 @@ impl Pending {
     /// Returns what it creates of what: (source, copy).
     pub fn news(&self) -> Vec<(Key, Key)> {
         match &self.control {
-            Control::Snapshot(sources) => sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect(),
+            Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
+                sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect()
+            }
             Control::Clone(source, _) => vec![(*source, self.keys[0])],
             Control::CloneAll(source, _) => self.keys.iter().map(|&key| (*source, key)).collect(),
             _ => Vec::new(),
@@ -84,7 +99,9 @@ impl Model {
     pub fn begin(&mut self, control: Control) -> Pending {
         let news = match &control {
             Control::Create(..) | Control::Clone(..) => 1,
-            Control::Snapshot(sources) => sources.len() as Key,
+            Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
+                sources.len() as Key
+            }
             Control::CreateAll(names, ..) | Control::CloneAll(_, names) => names.len() as Key,
             _ => 0,
         };
@@ -110,7 +127,7 @@ impl Model {
             Control::Set(key, properties) => {
                 self.volumes.get_mut(key).expect("a volume").properties = *properties;
             }
-            Control::Snapshot(sources) => {
+            Control::Snapshot(sources) | Control::SnapshotFolder(sources) => {
                 let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
                 for ((source, name), &key) in sources.iter().zip(keys) {
                     let content = self.capture(*source, pending, key, &mut instant);
@@ -123,6 +140,12 @@ impl Model {
             Control::Clone(source, name) => self.add_clone(*source, pending, keys[0], name),
             Control::CloneAll(source, names) => {
                 names.iter().zip(keys).for_each(|(name, &key)| self.add_clone(*source, pending, key, name));
+            }
+            Control::Fork(pairs) => {
+                pairs.iter().zip(keys).for_each(|((source, name), &key)| self.add_clone(*source, pending, key, name));
+            }
+            Control::RollbackAll(all) => {
+                all.iter().for_each(|&(volume, snapshot)| self.roll_back(volume, snapshot, pending.start));
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, pending.start),
             Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),

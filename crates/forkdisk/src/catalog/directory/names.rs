@@ -159,9 +159,9 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
     })
 }
 
-/// The names and numbers of a folder, if it has a record, and of everything in it.
-fn entries_within<'a>(directory: &'a Directory, folder: &'a str) -> impl Iterator<Item = (&'a str, VolumeId)> {
-    let within = format!("{folder}/");
+/// The names and numbers of a folder (empty: the root), if it has a record, and of everything in it.
+pub fn entries_within<'a>(directory: &'a Directory, folder: &'a str) -> impl Iterator<Item = (&'a str, VolumeId)> {
+    let within = if folder.is_empty() { String::new() } else { format!("{folder}/") };
     let from_here = directory.names.range((NO_VOLUME, folder.into())..);
     let all = from_here.take_while(move |((parent, name), _)| *parent == NO_VOLUME && name.starts_with(folder));
     let all = all.filter(move |((_, name), _)| &**name == folder || name.starts_with(&within));

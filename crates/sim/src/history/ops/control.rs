@@ -22,14 +22,22 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
         control,
         Control::Create(..)
             | Control::Snapshot(_)
+            | Control::SnapshotFolder(_)
             | Control::Clone(..)
+            | Control::Fork(_)
             | Control::Rollback(..)
+            | Control::RollbackAll(_)
             | Control::CreateAll(..)
             | Control::CloneAll(..)
             | Control::Set(..)
     );
-    let rollback = matches!(control, Control::Rollback(..));
+    let rollback = matches!(control, Control::Rollback(..) | Control::RollbackAll(_));
+    let of_folder = control.is_of_folder();
     run.wait(|o| {
+        // What is in the folder must be certain.
+        if o.class.is_of_folder() || of_folder && o.class.is_control() {
+            return true;
+        }
         let near = o.keys.iter().any(|key| keys.contains(key));
         let shares = o.text.starts_with("share");
         near && (rough || o.class.is_control() || (rollback && shares))
@@ -50,7 +58,12 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
             return Ok(());
         }
     }
-    if let Control::Rollback(volume, _) = control {
+    let rolled: Vec<Key> = match &control {
+        Control::Rollback(volume, _) => vec![*volume],
+        Control::RollbackAll(all) => all.iter().map(|&(volume, _)| volume).collect(),
+        _ => Vec::new(),
+    };
+    for volume in rolled {
         forgive_quota(run, volume);
         for o in run.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
             if let Class::Read { vague } = &mut o.class {
@@ -70,7 +83,10 @@ pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
     let keys = match control {
         Control::Create(..) | Control::CreateAll(..) => Vec::new(),
         Control::CloneAll(key, _) | Control::Set(key, _) => vec![*key],
-        Control::Snapshot(sources) => sources.iter().map(|s| s.0).collect(),
+        Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
+            sources.iter().map(|s| s.0).collect()
+        }
+        Control::RollbackAll(all) => all.iter().flat_map(|&(volume, snapshot)| [volume, snapshot]).collect(),
         Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
             vec![*key]
         }

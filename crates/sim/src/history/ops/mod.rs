@@ -14,6 +14,7 @@ pub mod create;
 pub mod delete;
 pub mod fault;
 pub mod flush;
+mod folder;
 pub mod fork;
 pub mod gather;
 pub mod lives;
@@ -82,6 +83,9 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &copying::SET_CHUNK,
     &audit::AUDIT,
     &share::OVERLAP,
+    &folder::SNAPSHOT_FOLDER,
+    &folder::FORK,
+    &folder::ROLLBACK_FOLDER,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

@@ -17,7 +17,14 @@ pub fn is_control(op: &Inflight, key: Key) -> bool {
 fn is_gentle(pending: &Pending) -> bool {
     matches!(
         pending.control,
-        Control::Snapshot(_) | Control::Clone(..) | Control::CloneAll(..) | Control::Set(..) | Control::Rollback(..)
+        Control::Snapshot(_)
+            | Control::SnapshotFolder(_)
+            | Control::Clone(..)
+            | Control::CloneAll(..)
+            | Control::Fork(_)
+            | Control::Set(..)
+            | Control::Rollback(..)
+            | Control::RollbackAll(_)
     )
 }
 

@@ -1,0 +1,163 @@
+//! Forks: the records that make clones of a volume, of a snapshot, or of everything in a folder.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Attributes, Record, VolumeRecord, VolumeState};
+use crate::planted::correct;
+use crate::types::VolumeId;
+
+use super::directory::names;
+use super::{Catalog, Changes, check_new_names};
+
+/// What the volumes of a fork have that their sources do not.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ForkOptions {
+    /// Properties; what is absent is as in the source. A clone has no quota unless one is given.
+    pub changes: Changes,
+    /// User and group of the new files and folders on a mount.
+    pub owner: Option<(u32, u32)>,
+    /// Permission bits of the new files on a mount, at most 0o7777.
+    pub mode: Option<u32>,
+    /// Seconds since 1970.
+    pub now: u64,
+}
+
+impl ForkOptions {
+    /// Clones as they are without options.
+    pub fn new(now: u64) -> ForkOptions {
+        ForkOptions { changes: Changes::default(), owner: None, mode: None, now }
+    }
+
+    fn attributes(&self, of: &VolumeRecord) -> Option<Attributes> {
+        if self.owner.is_none() && self.mode.is_none() {
+            return None;
+        }
+        let attributes = of.attributes.unwrap_or(Attributes::of_no_owner(self.now));
+        let (uid, gid) = self.owner.unwrap_or((attributes.uid, attributes.gid));
+        Some(Attributes { mode: self.mode.unwrap_or(attributes.mode), uid, gid, ..attributes })
+    }
+
+    fn attributes_of_folder(&self, of: &VolumeRecord) -> Option<Attributes> {
+        let attributes = of.attributes?;
+        let (uid, gid) = self.owner.unwrap_or((attributes.uid, attributes.gid));
+        Some(Attributes { uid, gid, ..attributes })
+    }
+}
+
+/// The records of a fork, and its volumes: each with the source and the number of the copy.
+pub struct Fork {
+    pub parts: Vec<Record>,
+    pub copies: Vec<(VolumeId, VolumeId)>,
+}
+
+/// Object in a source: its name behind that of the source, and its number; a folder is its own source.
+struct Part {
+    suffix: String,
+    from: VolumeId,
+    is_folder: bool,
+}
+
+/// Plans clones of `source` under all of these names. `source` is a volume, a snapshot, a folder, or `folder@snapshot`,
+/// which stands for the snapshots of this name of all volumes in the folder.
+pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOptions) -> Result<Fork> {
+    options.changes.check_of_clone()?;
+    if options.mode.is_some_and(|mode| mode > 0o7777) {
+        return Err(Error::new(ErrorKind::Invalid, "bad mode: at most 7777 (octal)"));
+    }
+    let sources = sources_of(meta, source)?;
+    let full = |name: &&str| sources.iter().map(|part| format!("{name}{}", part.suffix)).collect::<Vec<_>>();
+    let new: Vec<String> = names.iter().flat_map(full).collect();
+    check_new_folders(meta, names, &new, &sources)?;
+    check_new_names(&meta.directory, &strs(&new, &sources))?;
+    let mut fork = Fork { parts: Vec::new(), copies: Vec::new() };
+    let mut next = meta.next_id;
+    for (name, part) in new.into_iter().zip(sources.iter().cycle()) {
+        let (id, record) = (VolumeId(next), &meta.directory.get(part.from).expect("found above").record);
+        next += 1;
+        if part.is_folder {
+            let attributes = options.attributes_of_folder(record);
+            fork.parts.push(Record::MakeFolder { id, now: options.now, attributes, name });
+            continue;
+        }
+        fork.parts.push(Record::Clone { source: part.from, id, now: options.now, name });
+        fork.parts.extend(options.changes.records_of_clone(id, record));
+        let attributes = options.attributes(record);
+        fork.parts.extend(attributes.map(|given| Record::SetAttributes { id, attributes: Some(given) }));
+        fork.copies.push((part.from, id));
+    }
+    Ok(fork)
+}
+
+/// The names of new volumes among `new`.
+fn strs<'a>(new: &'a [String], sources: &[Part]) -> Vec<&'a str> {
+    let volumes = new.iter().zip(sources.iter().cycle()).filter(|(_, part)| !part.is_folder);
+    volumes.map(|(name, _)| name.as_str()).collect()
+}
+
+/// Refuses a target that exists, lies in a volume, or is named twice, and folders where a volume is to be.
+fn check_new_folders(meta: &Catalog, names: &[&str], new: &[String], sources: &[Part]) -> Result<()> {
+    let refuse =
+        |name: &str, why: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {why}; choose another name")));
+    let mut seen = BTreeSet::new();
+    for &name in names {
+        if meta.directory.folder(name).is_some() || meta.directory.has_children(name) {
+            return refuse(name, "is a folder");
+        }
+        if !seen.insert(name) {
+            return refuse(name, "is named twice");
+        }
+    }
+    let folders = new.iter().zip(sources.iter().cycle()).filter(|(_, part)| part.is_folder);
+    folders.map(|(name, _)| name).try_for_each(|name| meta.directory.check_new(VolumeId(0), name))
+}
+
+/// Returns what `source` stands for: itself, or all that is in it.
+fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
+    let (base, snapshot) = source.split_once('@').map_or((source, None), |(base, snapshot)| (base, Some(snapshot)));
+    if !is_folder(meta, base) {
+        let record = &meta.directory.find(source)?.record;
+        refuse_origin_itself(record, source)?;
+        return Ok(vec![Part { suffix: String::new(), from: record.id, is_folder: false }]);
+    }
+    let mut parts = Vec::new();
+    for (name, id) in names::entries_within(&meta.directory, base) {
+        let Some(record) = meta.directory.get(id).filter(|v| !v.pending).map(|v| &v.record) else { continue };
+        let suffix = name[base.len()..].to_string();
+        let is_folder = record.state == VolumeState::Folder;
+        let from = match snapshot {
+            Some(snapshot) if !is_folder => match meta.directory.find(&format!("{name}@{snapshot}")) {
+                Ok(found) => correct!(found.record.id, Bug::ForkOfSnapshotTakesVolume => id),
+                Err(_) => continue,
+            },
+            _ => id,
+        };
+        if snapshot.is_none() && !is_folder {
+            refuse_origin_itself(record, name)?;
+        }
+        parts.push(Part { suffix, from, is_folder });
+    }
+    if let Some(snapshot) = snapshot.filter(|_| parts.iter().all(|part| part.is_folder)) {
+        return Err(no_such_snapshot(base, snapshot));
+    }
+    Ok(parts)
+}
+
+/// Whether the name is that of a folder; the root is none here.
+pub fn is_folder(meta: &Catalog, name: &str) -> bool {
+    !name.is_empty() && (meta.directory.folder(name).is_some() || meta.directory.has_children(name))
+}
+
+/// The error for a folder in which no volume has the snapshot.
+pub fn no_such_snapshot(folder: &str, snapshot: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("no volume in the folder {folder:?} has a snapshot {snapshot:?}"))
+}
+
+fn refuse_origin_itself(record: &VolumeRecord, name: &str) -> Result<()> {
+    if record.state == VolumeState::Origin {
+        let why = format!("{name:?} is an origin; take a snapshot of it and clone that");
+        return Err(Error::new(ErrorKind::Invalid, why));
+    }
+    Ok(())
+}

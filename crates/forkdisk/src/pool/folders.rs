@@ -1,0 +1,144 @@
+//! Verbs of folders: everything that is in one is kept, forked and rolled back together, at one instant.
+
+use crate::catalog::directory::names;
+use crate::catalog::{Catalog, ForkOptions, VolumeInfo, is_folder, no_such_snapshot, plan_fork, writable_volume};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Record, SnapshotFlags, VolumeState};
+use crate::planted::correct;
+use crate::store::commit;
+use crate::store::transaction::retry_after_checkpoint;
+use crate::types::VolumeId;
+
+use super::Pool;
+
+impl<D: Device> Pool<D> {
+    /// Names of all volumes in a folder and in the folders in it, sorted.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, `Invalid` if it is a volume.
+    pub fn volumes_in(&self, folder: &str) -> Result<Vec<String>> {
+        let meta = self.store.meta.borrow();
+        refuse_volume(&meta, folder)?;
+        let is_volume = |id: VolumeId| {
+            let found = meta.directory.get(id).filter(|v| !v.pending);
+            found.is_some_and(|v| v.record.state != VolumeState::Folder)
+        };
+        let all = names::entries_within(&meta.directory, folder).filter(|&(_, id)| is_volume(id));
+        Ok(all.map(|(name, _)| name.to_string()).collect())
+    }
+
+    /// Takes a snapshot `name` of every volume in a folder, at one instant, all or none.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder or no volume in it; and those of
+    /// [`snapshot_with`](Self::snapshot_with).
+    pub async fn snapshot_folder(
+        &self,
+        folder: &str,
+        name: &str,
+        flags: SnapshotFlags,
+        now: u64,
+    ) -> Result<Vec<VolumeInfo>> {
+        let volumes = self.volumes_in(folder)?;
+        if volumes.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, format!("there is no volume in the folder {folder:?}")));
+        }
+        let sources: Vec<(&str, &str)> = volumes.iter().map(|volume| (volume.as_str(), name)).collect();
+        self.snapshot_with(&sources, flags, now).await
+    }
+
+    /// Makes writable clones of a volume, a snapshot or a folder under all of these names, all or none, all of one
+    /// instant, in a time that does not depend on its size. A fork of a folder has everything that is in it, folders
+    /// and their attributes, too. `folder@snapshot` stands for the snapshots of this name of the volumes in the folder;
+    /// volumes without one are left out. Returns the new volumes.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin, a bad
+    /// name or a bad option; and those of [changing](crate#errors).
+    pub async fn fork(&self, source: &str, names: &[&str], options: &ForkOptions) -> Result<Vec<VolumeInfo>> {
+        let made = retry_after_checkpoint(&self.store, |meta| {
+            let fork = plan_fork(meta, source, names, options)?;
+            self.store.publish_parts(meta, fork.parts)?;
+            for &(from, id) in &fork.copies {
+                meta.directory.get_mut(id).expect("just made").pending = true;
+                self.store.hooks.note_cloned(meta, from, id);
+            }
+            Ok(fork.copies)
+        });
+        let copies = made.await?;
+        self.store.generations.barrier().await;
+        let committed = self.store.clone().commit().await;
+        for &(_, id) in &copies {
+            self.store.meta.borrow_mut().directory.show(id);
+        }
+        committed?;
+        copies.into_iter().map(|(_, id)| self.store.info(id)).collect()
+    }
+
+    /// Gives every volume in a folder that has a snapshot `snapshot` its contents and size, all or none. Volumes
+    /// without one, and all snapshots, stay as they are. Returns the names of the volumes that were rolled back.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, or no volume in it has the snapshot; `Busy` if one of them is in use;
+    /// `Invalid` if one is an origin; and those of [changing](crate#errors).
+    pub async fn rollback_folder(&self, folder: &str, snapshot: &str) -> Result<Vec<String>> {
+        let names = self.store.verb_of_parts(|meta| {
+            let targets = rollback_targets(meta, folder, snapshot)?;
+            let count = correct!(targets.len(), Bug::FolderRollbackLeavesLast => targets.len().max(2) - 1);
+            targets.iter().try_for_each(|(name, id, _)| self.store.refuse_in_use(*id, name))?;
+            let mut parts = Vec::new();
+            for (&(_, volume, snapshot), dead) in targets.iter().take(count).zip(meta.next_id..) {
+                meta.space.forget_reservations_of(volume);
+                let live = self.store.live.borrow_mut().get_or_create(volume).clone();
+                commit::mark_changed(&self.store, volume, &live.last_change);
+                self.store.live.borrow_mut().release(volume);
+                parts.push(Record::Rollback { volume, snapshot, dead: VolumeId(dead) });
+            }
+            Ok((parts, targets.into_iter().map(|(name, ..)| name).collect()))
+        });
+        let names = names.await?;
+        self.upkeep.start_reaping();
+        Ok(names)
+    }
+
+    /// Names of the volumes in a folder that [`rollback_folder`](Self::rollback_folder) would roll back.
+    ///
+    /// # Errors
+    /// `NotFound` and `Invalid`, as [`rollback_folder`](Self::rollback_folder).
+    pub fn check_rollback_folder(&self, folder: &str, snapshot: &str) -> Result<Vec<String>> {
+        let targets = rollback_targets(&self.store.meta.borrow(), folder, snapshot)?;
+        Ok(targets.into_iter().map(|(name, ..)| name).collect())
+    }
+}
+
+/// Volumes in a folder with their snapshots of this name: name, number, number of the snapshot.
+fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<(String, VolumeId, VolumeId)>> {
+    refuse_volume(meta, folder)?;
+    let mut targets = Vec::new();
+    for (name, id) in names::entries_within(&meta.directory, folder) {
+        let Ok(from) = meta.directory.find(&format!("{name}@{snapshot}")).map(|found| found.record.id) else {
+            continue;
+        };
+        let volume = meta.directory.get(id).expect("it has a snapshot");
+        if volume.record.state == VolumeState::Origin {
+            let why = format!("{name:?} is an origin, which is rolled back alone: `rollback {name}@{snapshot}`");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        targets.push((name.to_string(), writable_volume(volume, name)?, from));
+    }
+    if targets.is_empty() {
+        return Err(no_such_snapshot(folder, snapshot));
+    }
+    Ok(targets)
+}
+
+fn refuse_volume(meta: &Catalog, folder: &str) -> Result<()> {
+    if folder.is_empty() || is_folder(meta, folder) {
+        return Ok(());
+    }
+    match meta.directory.find(folder) {
+        Ok(_) => Err(Error::new(ErrorKind::Invalid, format!("{folder:?} is a volume, not a folder"))),
+        Err(_) => Err(Error::new(ErrorKind::NotFound, format!("there is no folder {folder:?}"))),
+    }
+}

@@ -1,0 +1,170 @@
+//! Verbs of folders: what is in one, and what is refused.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+use std::rc::Rc;
+
+use forkdisk::device::Buf;
+use forkdisk::testing::{Inline, MemoryDevice};
+use forkdisk::{
+    Attributes, Changes, Child, CreateOptions, ErrorKind, ForkOptions, FormatOptions, OpenOptions, OriginPlace, Pool,
+    ProtectOptions, SnapshotFlags,
+};
+
+const MIB: u64 = 1 << 20;
+const PLAIN: SnapshotFlags = SnapshotFlags::NONE;
+
+struct Lab {
+    tasks: Inline,
+    pool: Pool<MemoryDevice>,
+}
+
+/// A pool with the volumes `vm/disk`, `vm/state/memory` and `other`, each with one page of 1.
+fn lab() -> Lab {
+    let (tasks, device) = (Inline::new(), MemoryDevice::new(64 * MIB));
+    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [1; 16], 0))).unwrap();
+    let pool = tasks.run(Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default())).unwrap();
+    let lab = Lab { tasks, pool };
+    for name in ["vm/disk", "vm/state/memory", "other"] {
+        lab.tasks.run(lab.pool.create(name, &CreateOptions::new(MIB, 7))).unwrap();
+        lab.fill(name, 1);
+    }
+    lab
+}
+
+impl Lab {
+    fn fill(&self, name: &str, value: u8) {
+        let volume = self.pool.volume(name).unwrap();
+        self.tasks.run(volume.write(0, Buf::copy_of(&[value; 4096]), false)).0.unwrap();
+    }
+
+    fn first(&self, name: &str) -> u8 {
+        let volume = self.pool.volume(name).unwrap();
+        let (read, buf) = self.tasks.run(volume.read(0, Buf::zeroed(4096)));
+        read.unwrap();
+        buf[0]
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.pool.list().into_iter().map(|v| v.name).collect()
+    }
+
+    fn fork(&self, source: &str, names: &[&str]) -> forkdisk::Result<Vec<String>> {
+        let made = self.tasks.run(self.pool.fork(source, names, &ForkOptions::new(8)))?;
+        Ok(made.into_iter().map(|v| v.name).collect())
+    }
+
+    fn snapshot(&self, folder: &str, name: &str) -> forkdisk::Result<Vec<String>> {
+        let made = self.tasks.run(self.pool.snapshot_folder(folder, name, PLAIN, 8))?;
+        Ok(made.into_iter().map(|v| v.name).collect())
+    }
+
+    fn check(&self) {
+        let report = self.tasks.run(self.pool.check()).unwrap();
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    }
+}
+
+#[test]
+fn a_fork_has_everything_that_is_in_the_folder_and_its_attributes() {
+    let lab = lab();
+    let attributes = |mode, uid| Attributes { mode, uid, gid: uid, ..Attributes::of_no_owner(3) };
+    lab.pool.set_folder_attributes("vm", attributes(0o750, 4), 3).unwrap();
+    lab.pool.create_folder("vm/empty", attributes(0o700, 5), 3).unwrap();
+    lab.tasks.run(lab.pool.flush()).unwrap();
+    let made = lab.fork("vm", &["kids/1", "kids/2"]).unwrap();
+    assert_eq!(made, ["kids/1/disk", "kids/1/state/memory", "kids/2/disk", "kids/2/state/memory"]);
+    lab.fill("vm/disk", 2);
+    assert_eq!(["vm/disk", "kids/1/disk", "kids/2/state/memory"].map(|name| lab.first(name)), [2, 1, 1]);
+    for (folder, mode, uid) in [("kids/2", 0o750, 4), ("kids/2/empty", 0o700, 5)] {
+        let Ok(Child::Folder(Some(found), _)) = lab.pool.child(folder) else { panic!("{folder} has attributes") };
+        assert_eq!((found.mode, found.uid), (mode, uid), "{folder}");
+    }
+    assert!(matches!(lab.pool.child("kids/1/state"), Ok(Child::Folder(None, 0))));
+    // Of a volume and of a snapshot, with other properties and another owner.
+    lab.snapshot("vm", "s").unwrap();
+    let changes = Changes::default().with_quota(2 * MIB).with_chunk(128 << 10);
+    let options = ForkOptions::new(9).with_changes(changes).with_owner((6, 7)).with_mode(0o600);
+    let made = lab.tasks.run(lab.pool.fork("vm/disk@s", &["a", "b/c"], &options)).unwrap();
+    for v in &made {
+        let attributes = v.attributes.unwrap();
+        assert_eq!((v.quota, v.chunk, v.origin.as_str()), (2 * MIB, 128 << 10, "vm/disk@s"));
+        assert_eq!((attributes.mode, attributes.uid, attributes.gid), (0o600, 6, 7));
+    }
+    let made = lab.tasks.run(lab.pool.fork("vm", &["owned"], &ForkOptions::new(9).with_owner((8, 9)))).unwrap();
+    assert!(made.iter().all(|v| v.attributes.is_some_and(|a| (a.mode, a.uid, a.gid) == (0o644, 8, 9))));
+    let Ok(Child::Folder(Some(found), _)) = lab.pool.child("owned/empty") else { panic!("it has attributes") };
+    assert_eq!((found.mode, found.uid), (0o700, 8));
+    lab.check();
+}
+
+#[test]
+fn a_snapshot_of_a_folder_is_forked_and_rolled_back_without_what_came_later() {
+    let lab = lab();
+    assert_eq!(lab.snapshot("vm", "s").unwrap(), ["vm/disk@s", "vm/state/memory@s"]);
+    lab.fill("vm/disk", 2);
+    lab.fill("vm/state/memory", 2);
+    lab.tasks.run(lab.pool.create("vm/later", &CreateOptions::new(MIB, 9))).unwrap();
+    lab.fill("vm/later", 3);
+    assert_eq!(lab.fork("vm@s", &["f"]).unwrap(), ["f/disk", "f/state/memory"]);
+    assert_eq!((lab.first("f/disk"), lab.first("f/state/memory")), (1, 1));
+    let rolled = lab.tasks.run(lab.pool.rollback_folder("vm", "s")).unwrap();
+    assert_eq!(rolled, ["vm/disk", "vm/state/memory"]);
+    assert_eq!(["vm/disk", "vm/state/memory", "vm/later"].map(|name| lab.first(name)), [1, 1, 3]);
+    lab.tasks.run(lab.pool.wait_freed()).unwrap();
+    lab.check();
+    // The root is a folder as well.
+    assert_eq!(lab.snapshot("", "all").unwrap().len(), 6);
+}
+
+#[test]
+fn what_cannot_be_done_to_all_of_a_folder_is_done_to_nothing() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    lab.fill("vm/disk", 2);
+    let before = lab.names();
+    let refused = |error: forkdisk::Error, kind, text: &str| {
+        assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
+        assert_eq!(lab.names(), before);
+    };
+    refused(lab.snapshot("vm", "s").unwrap_err(), ErrorKind::Exists, "\"vm/disk@s\" exists already");
+    refused(lab.snapshot("nothing", "t").unwrap_err(), ErrorKind::NotFound, "no folder \"nothing\"");
+    refused(lab.snapshot("other", "t").unwrap_err(), ErrorKind::Invalid, "\"other\" is a volume, not a folder");
+    refused(lab.fork("vm", &["vm"]).unwrap_err(), ErrorKind::Exists, "\"vm\" is a folder");
+    refused(lab.fork("vm", &["other"]).unwrap_err(), ErrorKind::Exists, "which is a volume");
+    refused(lab.fork("vm", &["a", "a"]).unwrap_err(), ErrorKind::Exists, "named twice");
+    refused(lab.fork("vm", &["a", "a/disk"]).unwrap_err(), ErrorKind::Exists, "");
+    refused(lab.fork("vm/disk", &["vm/state"]).unwrap_err(), ErrorKind::Exists, "is a folder");
+    refused(lab.fork("vm", &["a@b"]).unwrap_err(), ErrorKind::Invalid, "bad name");
+    refused(lab.fork("vm@none", &["a"]).unwrap_err(), ErrorKind::NotFound, "has a snapshot \"none\"");
+    refused(lab.fork("none@s", &["a"]).unwrap_err(), ErrorKind::NotFound, "none");
+    refused(lab.fork("", &["a"]).unwrap_err(), ErrorKind::NotFound, "");
+    let options = ForkOptions::new(8).with_changes(Changes::default().with_copy_ahead(0));
+    let origins_only = lab.tasks.run(lab.pool.fork("vm", &["a"], &options)).unwrap_err();
+    refused(origins_only, ErrorKind::Invalid, "properties of origins");
+    let options = ForkOptions::new(8).with_mode(0o10000);
+    refused(lab.tasks.run(lab.pool.fork("vm", &["a"], &options)).unwrap_err(), ErrorKind::Invalid, "mode");
+    let roll_back = |folder, name| lab.tasks.run(lab.pool.rollback_folder(folder, name));
+    refused(roll_back("vm", "none").unwrap_err(), ErrorKind::NotFound, "has a snapshot \"none\"");
+    refused(roll_back("other", "s").unwrap_err(), ErrorKind::Invalid, "not a folder");
+    let open = lab.pool.volume("vm/state/memory").unwrap();
+    refused(roll_back("vm", "s").unwrap_err(), ErrorKind::Busy, "\"vm/state/memory\" is in use");
+    assert_eq!(lab.first("vm/disk"), 2, "not rolled back either");
+    drop(open);
+    roll_back("vm", "s").unwrap();
+    assert_eq!(lab.first("vm/disk"), 1);
+}
+
+#[test]
+fn an_origin_in_a_folder_is_kept_and_forked_by_its_snapshots_and_rolled_back_alone() {
+    let lab = lab();
+    let disk = MemoryDevice::new(8 * MIB);
+    let options = ProtectOptions::new(OriginPlace::at("/dev/x", 0), 1);
+    lab.tasks.run(lab.pool.protect("vm/origin", disk, &options)).unwrap();
+    let refused = lab.fork("vm", &["a"]).unwrap_err();
+    assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("\"vm/origin\" is an origin"));
+    assert_eq!(lab.snapshot("vm", "s").unwrap().len(), 3);
+    assert_eq!(lab.fork("vm@s", &["a"]).unwrap(), ["a/disk", "a/origin", "a/state/memory"]);
+    let refused = lab.tasks.run(lab.pool.rollback_folder("vm", "s")).unwrap_err();
+    assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("rolled back alone"), "{refused}");
+    lab.check();
+}

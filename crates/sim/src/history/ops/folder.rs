@@ -1,0 +1,116 @@
+//! Folders as a whole: snapshots, forks, and the way back.
+
+use forkdisk::{ForkOptions, SnapshotFlags};
+
+use super::control::{control, new_name};
+use crate::driver::{Op, Operation, Violation};
+use crate::history::op::Profile::*;
+use crate::history::place;
+use crate::history::run::{Run, Volumes};
+use crate::model::{Control, Key};
+use crate::rng::Rng;
+
+pub static SNAPSHOT_FOLDER: Operation<Volumes> = Operation {
+    name: "snapshot-folder",
+    weight: |profile| match profile {
+        Folders => 12,
+        _ => 0,
+    },
+    launch: snapshot_folder,
+};
+
+pub static FORK: Operation<Volumes> = Operation {
+    name: "fork",
+    weight: |profile| match profile {
+        Folders => 16,
+        _ => 0,
+    },
+    launch: fork,
+};
+
+pub static ROLLBACK_FOLDER: Operation<Volumes> = Operation {
+    name: "rollback-folder",
+    weight: |profile| match profile {
+        Folders => 12,
+        _ => 0,
+    },
+    launch: rollback_folder,
+};
+
+/// Returns a folder that has volumes, and these.
+fn drawn_folder(run: &Run, op: &Op) -> Option<(String, Vec<Key>)> {
+    let model = &run.known.model;
+    let all = place::volumes(model);
+    let within: Vec<Key> = all.iter().copied().filter(|&key| model.name(key).contains('/')).collect();
+    let name = model.name(place::choose(&within, op.draws[0])?);
+    let mut above: Vec<&str> = name.match_indices('/').map(|(at, _)| &name[..at]).collect();
+    let folder = above.swap_remove(Rng::new(op.draws[1]).index(above.len()));
+    let prefix = format!("{folder}/");
+    let inside = all.into_iter().filter(|&key| model.name(key).starts_with(&prefix)).collect();
+    Some((folder.to_string(), inside))
+}
+
+/// Returns the names of a snapshot that volumes of the folder have, and which volume has which.
+fn drawn_snapshot(run: &Run, volumes: &[Key], draw: u64) -> Option<(String, Vec<(Key, Key)>)> {
+    let model = &run.known.model;
+    let short = |key: Key| model.name(key).rsplit('@').next().unwrap_or_default().to_owned();
+    let all: Vec<(Key, Key)> = volumes
+        .iter()
+        .flat_map(|&volume| place::snapshots(model, Some(volume)).into_iter().map(move |snapshot| (volume, snapshot)))
+        .collect();
+    let name = short(place::choose(&all.iter().map(|&(_, snapshot)| snapshot).collect::<Vec<_>>(), draw)?);
+    let of_name = all.into_iter().filter(|&(_, snapshot)| short(snapshot) == name).collect();
+    Some((name, of_name))
+}
+
+/// Whether so many more volumes and snapshots are too many.
+fn has_no_room(run: &Run, more: usize) -> bool {
+    run.known.model.volumes().count() + more > run.setup.crowd
+}
+
+fn snapshot_folder(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    run.wait(|o| o.class.is_control())?;
+    let Some((folder, volumes)) = drawn_folder(run, op) else { return Ok(()) };
+    if has_no_room(run, volumes.len()) {
+        return Ok(());
+    }
+    let name = new_name(run, "g");
+    let sources = volumes.into_iter().map(|key| (key, name.clone())).collect();
+    control(run, Control::SnapshotFolder(sources), |run| {
+        let pool = run.session.pool.clone();
+        (format!("snapshot -r {folder}@{name}"), async move {
+            pool.snapshot_folder(&folder, &name, SnapshotFlags::default(), 1).await.map(drop)
+        })
+    })
+}
+
+fn fork(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    run.wait(|o| o.class.is_control())?;
+    let Some((folder, volumes)) = drawn_folder(run, op) else { return Ok(()) };
+    let (source, pairs) = match drawn_snapshot(run, &volumes, op.draws[2]) {
+        Some((name, pairs)) if Rng::new(op.draws[3]).one_in(2) => (format!("{folder}@{name}"), pairs),
+        _ => (folder.clone(), volumes.iter().map(|&key| (key, key)).collect()),
+    };
+    if has_no_room(run, pairs.len()) {
+        return Ok(());
+    }
+    let target = new_name(run, "d");
+    let name = |volume: Key| format!("{target}{}", &run.known.model.name(volume)[folder.len()..]);
+    let new = pairs.iter().map(|&(volume, from)| (from, name(volume))).collect();
+    control(run, Control::Fork(new), |run| {
+        let pool = run.session.pool.clone();
+        (format!("fork {source} to {target}"), async move {
+            pool.fork(&source, &[&target], &ForkOptions::new(1)).await.map(drop)
+        })
+    })
+}
+
+fn rollback_folder(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    run.wait(|o| o.class.is_control())?;
+    let Some((folder, volumes)) = drawn_folder(run, op) else { return Ok(()) };
+    let Some((name, pairs)) = drawn_snapshot(run, &volumes, op.draws[2]) else { return Ok(()) };
+    control(run, Control::RollbackAll(pairs), |run| {
+        let pool = run.session.pool.clone();
+        (format!("rollback -r {folder}@{name}"), async move { pool.rollback_folder(&folder, &name).await.map(drop) })
+    })
+}
