@@ -38,6 +38,7 @@ enum Verb {
     #[command(visible_alias = "snap")]
     Snapshot(verbs::snapshot::SnapshotArgs),
     Clone(verbs::clone::CloneArgs),
+    Fork(verbs::fork::ForkArgs),
     Rollback(verbs::rollback::RollbackArgs),
     #[command(visible_alias = "ls")]
     List(verbs::list::ListArgs),
@@ -146,6 +147,7 @@ impl Cli {
             Verb::Export(args) => verbs::export::run(args, global),
             Verb::Snapshot(args) => verbs::snapshot::run(args, global),
             Verb::Clone(args) => verbs::clone::run(args, global),
+            Verb::Fork(args) => verbs::fork::run(args, global),
             Verb::Rollback(args) => verbs::rollback::run(args, global),
             Verb::List(args) => verbs::list::run(args, global),
             Verb::Du(args) => verbs::du::run(args, global),

@@ -5,6 +5,7 @@
 
 mod address;
 mod attach;
+mod braces;
 mod cli;
 mod command;
 mod config;

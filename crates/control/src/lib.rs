@@ -49,10 +49,10 @@ pub use observer::{Observer, Silent, Step};
 pub use origins::{attach_origins, detach_origins};
 pub use perform::{gather_policy, perform};
 pub use reply::{
-    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
-    Status, Upgraded, Usage, VolumeRecord,
+    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Forked, Gathering, Piece,
+    PieceMap, Status, Upgraded, Usage, VolumeRecord,
 };
 pub use schema::schema;
 pub use server::{Server, ServerHandle};
 pub use server_options::ServerOptions;
-pub use session::{Guard, Host, NoHost, Session};
+pub use session::{Guard, Host, NoHost, Place, Session};

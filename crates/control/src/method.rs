@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::declared::{Declaration, Declared};
 use crate::reply::{
-    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, Status, Upgraded, Usage,
-    VolumeRecord,
+    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Forked, Gathering, PieceMap, Status, Upgraded,
+    Usage, VolumeRecord,
 };
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
@@ -99,6 +99,9 @@ pub mod params {
         Snapshot {
             /// The new snapshots, each as `volume@snapshot`.
             snapshots: Vec<String>,
+            /// `folder@snapshot` takes one of every volume in the folder.
+            #[serde(default)]
+            recursive: bool,
             /// Keep separate copies of old contents instead of sharing those of other snapshots (origins only).
             #[serde(default)]
             independent: bool,
@@ -115,12 +118,55 @@ pub mod params {
             source: String,
             /// The new volumes.
             volumes: Vec<String>,
+            /// Clone a folder with everything in it, or, as `folder@snapshot`, its snapshots of this name; the new names
+            /// are those of folders.
+            #[serde(default)]
+            recursive: bool,
+        }
+        /// Creates any number of writable clones of a volume, a snapshot, or a folder with everything in it, all of them
+        /// or none, all of one instant.
+        Fork {
+            /// A volume, a snapshot, a folder, or `folder@snapshot`: the snapshots of this name of the volumes in it.
+            source: String,
+            /// The new volumes, or folders.
+            children: Vec<String>,
+            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M. Default: as in the source.
+            #[serde(default)]
+            chunk: Option<u64>,
+            /// What a first write to a shared chunk does, `split` or `copy`. Default: as in the source.
+            #[serde(default, rename = "break")]
+            break_policy: Option<String>,
+            /// Most bytes, exclusive and shared, that each new volume may have mapped. Default: 0, no limit.
+            #[serde(default)]
+            quota: Option<u64>,
+            /// When scattered pages are gathered in the background. Default: as in the source.
+            #[serde(default)]
+            gather: Option<String>,
+            /// User ID of the owner of the new files and folders on a mount. Default: as in the source.
+            #[serde(default)]
+            uid: Option<u32>,
+            /// Group ID of the new files and folders on a mount. Default: as in the source.
+            #[serde(default)]
+            gid: Option<u32>,
+            /// Permission bits of the new files on a mount, at most 4095 (octal 7777). Default: as in the source.
+            #[serde(default)]
+            mode: Option<u32>,
         }
         /// Gives a volume the contents of one of its snapshots.
         Rollback {
             /// The snapshot to go back to, as `volume@snapshot`.
             snapshot: String,
             /// Disconnect the clients that use the volume: requests in flight end first, and later connections
+            /// see the old contents.
+            #[serde(default)]
+            force: bool,
+        }
+        /// Gives all volumes in a folder that have a snapshot of one name its contents, all of them or none. Volumes without
+        /// it stay as they are.
+        RollbackFolder {
+            /// The folder and the name of the snapshots, as `folder@snapshot`.
+            snapshot: String,
+            /// Disconnect the clients that use the volumes: requests in flight end first, and later connections
             /// see the old contents.
             #[serde(default)]
             force: bool,
@@ -390,6 +436,8 @@ macro_rules! each_method {
             "export" Export => Done, export::export;
             "snapshot" Snapshot => Vec<VolumeRecord>, volumes::snapshot;
             "clone" Clone => Vec<VolumeRecord>, volumes::clone;
+            "fork" Fork => Vec<Forked>, fork::fork;
+            "rollback-folder" RollbackFolder => Vec<VolumeRecord>, folders::rollback;
             "rollback" Rollback => VolumeRecord, volumes::rollback;
             "list" List => Vec<VolumeRecord>, look::list;
             "du" Du => Usage, look::du;

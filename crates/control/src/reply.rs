@@ -5,6 +5,8 @@ use std::ops::Deref;
 use forkdisk::{CheckReport, CopierInfo, DiffClass, DiffRun, Extent, PAGE_SIZE, VolumeCopying, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
+use crate::session::Place;
+
 /// A volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -15,6 +17,13 @@ pub struct VolumeRecord {
     /// Why space that a verb freed is not available yet: the file system under the pool is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+}
+
+impl Forked {
+    /// Creates the record.
+    pub fn new(info: &VolumeInfo, place: Place) -> Forked {
+        Forked { info: info.clone(), uri: place.uri, paths: place.paths }
+    }
 }
 
 impl From<&VolumeInfo> for VolumeRecord {
@@ -29,6 +38,19 @@ impl Deref for VolumeRecord {
     fn deref(&self) -> &VolumeInfo {
         &self.info
     }
+}
+
+/// A volume that a fork made, and where clients find it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Forked {
+    /// Its properties.
+    #[serde(flatten)]
+    pub info: VolumeInfo,
+    /// Its address for NBD clients; `null` if the pool is not served.
+    pub uri: Option<String>,
+    /// Its files on the mounts of the daemon.
+    pub paths: Vec<String>,
 }
 
 /// Result of gathering a volume's scattered pages. In bytes.

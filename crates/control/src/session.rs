@@ -21,6 +21,11 @@ pub trait Host {
     /// 123)`; without its [`devices`](Self::devices).
     fn users(&self, name: &str) -> Vec<String>;
 
+    /// Returns where clients find the volume or snapshot `name`.
+    fn place(&self, _name: &str) -> Place {
+        Place::default()
+    }
+
     /// Returns the block devices as which the volume or snapshot `name` is attached.
     fn devices(&self, _name: &str) -> Vec<String> {
         Vec::new()
@@ -81,6 +86,15 @@ pub trait Host {
     /// Starts to end the daemon; resolves when the pool is closed. Refused while clients are
     /// connected, unless `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
+}
+
+/// Where clients find a volume or snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its address for NBD clients.
+    pub uri: Option<String>,
+    /// Its files on mounts.
+    pub paths: Vec<String>,
 }
 
 /// Refuses new users of a volume while it lives.

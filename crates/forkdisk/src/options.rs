@@ -36,7 +36,8 @@ setters! {
     }
     ForkOptions {
         with_changes changes: Changes,
-        with_owner owner: impl Into<Option<(u32, u32)>>,
+        with_uid uid: impl Into<Option<u32>>,
+        with_gid gid: impl Into<Option<u32>>,
         with_mode mode: impl Into<Option<u32>>,
     }
     OpenOptions {

@@ -83,14 +83,14 @@ fn a_fork_has_everything_that_is_in_the_folder_and_its_attributes() {
     // Of a volume and of a snapshot, with other properties and another owner.
     lab.snapshot("vm", "s").unwrap();
     let changes = Changes::default().with_quota(2 * MIB).with_chunk(128 << 10);
-    let options = ForkOptions::new(9).with_changes(changes).with_owner((6, 7)).with_mode(0o600);
+    let options = ForkOptions::new(9).with_changes(changes).with_uid(6).with_gid(7).with_mode(0o600);
     let made = lab.tasks.run(lab.pool.fork("vm/disk@s", &["a", "b/c"], &options)).unwrap();
     for v in &made {
         let attributes = v.attributes.unwrap();
         assert_eq!((v.quota, v.chunk, v.origin.as_str()), (2 * MIB, 128 << 10, "vm/disk@s"));
         assert_eq!((attributes.mode, attributes.uid, attributes.gid), (0o600, 6, 7));
     }
-    let made = lab.tasks.run(lab.pool.fork("vm", &["owned"], &ForkOptions::new(9).with_owner((8, 9)))).unwrap();
+    let made = lab.tasks.run(lab.pool.fork("vm", &["owned"], &ForkOptions::new(9).with_uid(8).with_gid(9))).unwrap();
     assert!(made.iter().all(|v| v.attributes.is_some_and(|a| (a.mode, a.uid, a.gid) == (0o644, 8, 9))));
     let Ok(Child::Folder(Some(found), _)) = lab.pool.child("owned/empty") else { panic!("it has attributes") };
     assert_eq!((found.mode, found.uid), (0o700, 8));

@@ -8,9 +8,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, LocalFuture, Mode, Pool};
-use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, ServerHandle as ControlHandle, Status, params};
+use forkdisk_control::{
+    ClientRecord, Event, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, params,
+};
 use forkdisk_monitor::ServerRecord;
-use forkdisk_nbd::ServerHandle;
+use forkdisk_nbd::{ServerHandle, nbd_uri};
 use forkdisk_uring::{PeerCred, Rt, UringDevice};
 use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
@@ -120,6 +122,12 @@ impl Host for Daemon {
 
     fn devices(&self, name: &str) -> Vec<String> {
         self.devices.of(name, &self.mounts.dirs())
+    }
+
+    fn place(&self, name: &str) -> Place {
+        let uri = self.identity.socket.as_ref().map(|socket| nbd_uri(Path::new(socket), name));
+        let file = |dir: String| if dir.ends_with('/') { format!("{dir}{name}") } else { format!("{dir}/{name}") };
+        Place { uri, paths: self.mounts.dirs().into_iter().map(file).collect() }
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {

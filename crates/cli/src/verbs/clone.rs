@@ -11,13 +11,19 @@ use crate::verbs::examples::examples;
 
 /// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
-#[command(after_help = examples!["forkdisk clone /srv/pool.img/base@v1 /srv/pool.img/vm1 /srv/pool.img/vm2"])]
+#[command(after_help = examples![
+    "forkdisk clone /srv/pool.img/base@v1 /srv/pool.img/vm1 /srv/pool.img/vm2",
+    "forkdisk clone -r /srv/pool.img/team@monday /srv/pool.img/test",
+])]
 pub struct CloneArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     source: String,
 
     #[arg(required = true, value_name = "POOL/VOLUME")]
     volumes: Vec<String>,
+
+    #[arg(short, long)]
+    recursive: bool,
 }
 
 /// Creates all clones, or none.
@@ -28,6 +34,6 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     }
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;
-    let method = params::Clone { source, volumes: names(addresses) };
+    let method = params::Clone { source, volumes: names(addresses), recursive: args.recursive };
     global.print_if_json(&call(global, &pool, Access::Write, method)?)
 }

@@ -17,6 +17,7 @@ pub mod du;
 pub mod examples;
 pub mod export;
 pub mod flatten;
+pub mod fork;
 pub mod grow;
 pub mod hold_frozen;
 pub mod import;

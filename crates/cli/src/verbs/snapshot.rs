@@ -23,10 +23,16 @@ use crate::verbs::examples::examples;
 ///
 /// File systems mounted from attached volumes are frozen meanwhile (docs/attach.md).
 #[derive(Args)]
-#[command(after_help = examples!["forkdisk snapshot /srv/pool.img/vm1@monday /srv/pool.img/vm2@monday"])]
+#[command(after_help = examples![
+    "forkdisk snapshot /srv/pool.img/vm1@monday /srv/pool.img/vm2@monday",
+    "forkdisk snapshot -r /srv/pool.img/team@monday",
+])]
 pub struct SnapshotArgs {
     #[arg(required = true, value_name = "POOL/VOLUME@SNAPSHOT")]
     snapshots: Vec<String>,
+
+    #[arg(short, long)]
+    recursive: bool,
 
     #[arg(long)]
     independent: bool,
@@ -59,8 +65,8 @@ pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
     let addresses = args.snapshots.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
     let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
-    let (independent, droppable, writable) = (args.independent, args.droppable, args.writable);
-    let method = params::Snapshot { snapshots: names(addresses), independent, droppable, writable };
+    let SnapshotArgs { recursive, independent, droppable, writable, .. } = args;
+    let method = params::Snapshot { snapshots: names(addresses), recursive, independent, droppable, writable };
     let names = method.snapshots.join("\n");
     let hook = |command: &Option<String>, what: &str, result: &str| match command {
         Some(command) => run_hook(command, &pool, &names, result).with_context(|| what.to_string()),
@@ -91,10 +97,9 @@ async fn take(
     limit: Option<Duration>,
 ) -> Result<Vec<VolumeRecord>> {
     let frozen = match limit {
-        Some(limit) => freeze(caller, pool, &method.snapshots, limit).await?,
+        Some(limit) => freeze(caller, pool, &method, limit).await?,
         None => None,
     };
-    let names = method.snapshots.clone();
     let taken = caller.call(method, None).await;
     let Some(mut frozen) = frozen else { return Ok(taken?) };
     let not_frozen = std::mem::take(&mut frozen.not_frozen);
@@ -104,7 +109,8 @@ async fn take(
     }
     let taken = taken?;
     if !was_held {
-        let delete = params::Delete { objects: names, recursive: false, dry_run: false, count: false };
+        let objects = taken.iter().map(|record| record.name.clone()).collect();
+        let delete = params::Delete { objects, recursive: false, dry_run: false, count: false };
         caller.call(delete, None).await.context("deleting snapshots that were taken too late")?;
         bail!("the file systems were thawed before the snapshots were taken, which were deleted: see --freeze-limit");
     }
@@ -112,8 +118,12 @@ async fn take(
 }
 
 /// Freezes the file systems that are mounted from the volumes, if any is attached.
-async fn freeze(caller: &Caller, pool: &Path, snapshots: &[String], limit: Duration) -> Result<Option<Frozen>> {
-    let is_meant = |object: &str| snapshots.iter().any(|name| name.split('@').next() == Some(object));
+async fn freeze(caller: &Caller, pool: &Path, method: &params::Snapshot, limit: Duration) -> Result<Option<Frozen>> {
+    let is_in = |object: &str, folder: &str| object.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+    let is_meant = |object: &str| {
+        let mut sources = method.snapshots.iter().filter_map(|name| name.split('@').next());
+        sources.any(|source| source == object || method.recursive && is_in(object, source))
+    };
     let attached = attach::list().into_iter().filter(|a| a.pool == pool && is_meant(&a.object));
     let devices: Vec<PathBuf> = attached.filter(|a| !attach::is_left_behind(a)).map(|a| a.device).collect();
     // Without a daemon no device can be written.

@@ -56,12 +56,18 @@ impl Served {
 
     #[track_caller]
     fn snapshot(&mut self, names: &[&str]) -> Vec<VolumeRecord> {
-        self.call(params::Snapshot { snapshots: owned(names), independent: false, droppable: false, writable: false })
+        self.call(params::Snapshot {
+            snapshots: owned(names),
+            recursive: false,
+            independent: false,
+            droppable: false,
+            writable: false,
+        })
     }
 
     #[track_caller]
     fn fork(&mut self, source: &str, clone: &str) {
-        self.call(params::Clone { source: source.into(), volumes: vec![clone.into()] });
+        self.call(params::Clone { source: source.into(), volumes: vec![clone.into()], recursive: false });
     }
 
     /// Deletes these objects once the server has noticed that their clients have disconnected.

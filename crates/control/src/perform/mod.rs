@@ -5,6 +5,8 @@ mod defrag;
 mod delete;
 mod export;
 mod flatten;
+mod folders;
+mod fork;
 mod host;
 mod import;
 mod look;

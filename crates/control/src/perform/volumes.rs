@@ -1,8 +1,9 @@
 //! Creation and changes of volumes.
 
-use forkdisk::{Changes, CreateOptions, ErrorKind, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
+use forkdisk::{Changes, CreateOptions, ErrorKind, ForkOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
+use super::folders::{refuse_folder, volumes_of};
 use super::{refuse_attached, refuse_in_use};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
@@ -42,7 +43,7 @@ pub fn gather_policy(name: &str) -> Result<GatherPolicy, Failure> {
 }
 
 /// Splits `volume@snapshot`.
-fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
+pub fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
     let parts = name.split_once('@');
     parts.ok_or_else(|| invalid(format!("{name} is a volume: name a snapshot, as in {name}@name")))
 }
@@ -66,11 +67,25 @@ pub async fn create(session: &Session, p: params::Create, _: &Call) -> Result<Ve
 }
 
 pub async fn clone(session: &Session, p: params::Clone, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
-    Ok(records(&session.pool.clone_all(&p.source, &strs(&p.volumes), session.now()).await?))
+    if !p.recursive {
+        refuse_folder(session, p.source.split('@').next().unwrap_or_default(), "clones")?;
+        return Ok(records(&session.pool.clone_all(&p.source, &strs(&p.volumes), session.now()).await?));
+    }
+    let options = ForkOptions::new(session.now());
+    Ok(records(&session.pool.fork(&p.source, &strs(&p.volumes), &options).await?))
 }
 
 pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
-    let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut inside: Vec<(String, &str)> = Vec::new();
+    if p.recursive {
+        for (name, snapshot) in sources {
+            inside.extend(volumes_of(session, name)?.into_iter().map(|volume| (volume, snapshot)));
+        }
+        sources = inside.iter().map(|(volume, snapshot)| (volume.as_str(), *snapshot)).collect();
+    } else {
+        sources.iter().try_for_each(|(name, _)| refuse_folder(session, name, "takes a snapshot of"))?;
+    }
     let flags =
         SnapshotFlags::NONE.with_independent(p.independent).with_droppable(p.droppable).with_writable(p.writable);
     Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
@@ -78,6 +93,7 @@ pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Resul
 
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
+    refuse_folder(session, volume, "rolls back")?;
     session.pool.find(&p.snapshot)?;
     // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
     refuse_attached(session, &session.pool.find(volume)?)?;

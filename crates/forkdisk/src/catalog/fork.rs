@@ -16,8 +16,10 @@ use super::{Catalog, Changes, check_new_names};
 pub struct ForkOptions {
     /// Properties; what is absent is as in the source. A clone has no quota unless one is given.
     pub changes: Changes,
-    /// User and group of the new files and folders on a mount.
-    pub owner: Option<(u32, u32)>,
+    /// User ID of the owner of the new files and folders on a mount.
+    pub uid: Option<u32>,
+    /// Group ID of the new files and folders on a mount.
+    pub gid: Option<u32>,
     /// Permission bits of the new files on a mount, at most 0o7777.
     pub mode: Option<u32>,
     /// Seconds since 1970.
@@ -27,22 +29,21 @@ pub struct ForkOptions {
 impl ForkOptions {
     /// Clones as they are without options.
     pub fn new(now: u64) -> ForkOptions {
-        ForkOptions { changes: Changes::default(), owner: None, mode: None, now }
+        ForkOptions { changes: Changes::default(), uid: None, gid: None, mode: None, now }
     }
 
+    /// Attributes of the copy of a volume, if they are not those of the source.
     fn attributes(&self, of: &VolumeRecord) -> Option<Attributes> {
-        if self.owner.is_none() && self.mode.is_none() {
+        if self.uid.is_none() && self.gid.is_none() && self.mode.is_none() {
             return None;
         }
-        let attributes = of.attributes.unwrap_or(Attributes::of_no_owner(self.now));
-        let (uid, gid) = self.owner.unwrap_or((attributes.uid, attributes.gid));
-        Some(Attributes { mode: self.mode.unwrap_or(attributes.mode), uid, gid, ..attributes })
+        let attributes = self.owned(of.attributes.unwrap_or(Attributes::of_no_owner(self.now)));
+        Some(Attributes { mode: self.mode.unwrap_or(attributes.mode), ..attributes })
     }
 
-    fn attributes_of_folder(&self, of: &VolumeRecord) -> Option<Attributes> {
-        let attributes = of.attributes?;
-        let (uid, gid) = self.owner.unwrap_or((attributes.uid, attributes.gid));
-        Some(Attributes { uid, gid, ..attributes })
+    fn owned(&self, attributes: Attributes) -> Attributes {
+        let (uid, gid) = (self.uid.unwrap_or(attributes.uid), self.gid.unwrap_or(attributes.gid));
+        Attributes { uid, gid, ..attributes }
     }
 }
 
@@ -72,12 +73,11 @@ pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOpt
     check_new_folders(meta, names, &new, &sources)?;
     check_new_names(&meta.directory, &strs(&new, &sources))?;
     let mut fork = Fork { parts: Vec::new(), copies: Vec::new() };
-    let mut next = meta.next_id;
-    for (name, part) in new.into_iter().zip(sources.iter().cycle()) {
-        let (id, record) = (VolumeId(next), &meta.directory.get(part.from).expect("found above").record);
-        next += 1;
+    let ids = (meta.next_id..).map(VolumeId);
+    for ((name, part), id) in new.into_iter().zip(sources.iter().cycle()).zip(ids) {
+        let record = &meta.directory.get(part.from).expect("found above").record;
         if part.is_folder {
-            let attributes = options.attributes_of_folder(record);
+            let attributes = record.attributes.map(|attributes| options.owned(attributes));
             fork.parts.push(Record::MakeFolder { id, now: options.now, attributes, name });
             continue;
         }

@@ -111,7 +111,7 @@ impl Verb {
             }
             Verb::Fork => {
                 let changes = Changes::default().with_quota(5 * MIB).with_break_policy(BreakPolicy::Split);
-                let options = ForkOptions::new(9).with_changes(changes).with_owner((5, 6)).with_mode(0o600);
+                let options = ForkOptions::new(9).with_changes(changes).with_uid(5).with_gid(6).with_mode(0o600);
                 assert_eq!(pool.fork("v", &["w"], &options).await.unwrap().len(), names.len());
             }
             Verb::ForkSnapshot => {

@@ -1,0 +1,109 @@
+//! `fork`: creates any number of clones of a volume, a snapshot or a folder, all of one instant.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use forkdisk_control::params;
+
+use crate::address::{names, same_pool, within_a_file};
+use crate::braces;
+use crate::global::Global;
+use crate::group;
+use crate::output::print_line;
+use crate::session::{Access, call};
+use crate::size;
+use crate::verbs::examples::examples;
+
+/// Create any number of clones of a volume, a snapshot, or a folder with everything in it
+///
+/// All of them or none, all of one instant, at the cost of one. `'kids/{001..100}'` stands for a hundred names. Prints
+/// the NBD address of each new volume of a served pool; --json prints its number and files on mounts, too.
+#[derive(Args)]
+#[command(after_help = examples![
+    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
+    "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner sandbox --mode 0600",
+])]
+pub struct ForkArgs {
+    #[arg(value_name = "POOL/SOURCE[@SNAPSHOT]")]
+    source: String,
+
+    #[arg(required = true, value_name = "POOL/NAME")]
+    children: Vec<String>,
+
+    /// A property of the new volumes: chunk, break, quota or gather; can be given several times
+    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_property)]
+    set: Vec<Property>,
+
+    /// User and group of the new files and folders on a mount, by name or number [default: as in the source]
+    #[arg(long, value_name = "USER[:GROUP]", value_parser = group::owner)]
+    owner: Option<(Option<u32>, Option<u32>)>,
+
+    /// Permission bits of the new files on a mount, in octal [default: as in the source]
+    #[arg(long = "mode", value_name = "MODE", value_parser = parse_mode)]
+    permissions: Option<u32>,
+}
+
+#[derive(Clone)]
+enum Property {
+    Chunk(u64),
+    Break(String),
+    Quota(u64),
+    Gather(String),
+}
+
+fn parse_property(text: &str) -> Result<Property> {
+    let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in quota=2G")?;
+    Ok(match name {
+        "chunk" => Property::Chunk(size::parse(value)?),
+        "break" => Property::Break(value.to_string()),
+        "quota" if value == "none" => Property::Quota(0),
+        "quota" => Property::Quota(size::parse(value)?),
+        "gather" => Property::Gather(value.to_string()),
+        _ => bail!("there is no property '{name}' that a new volume can have: chunk, break, quota and gather are"),
+    })
+}
+
+fn parse_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => bail!("'{text}' is not a mode from 0 to 7777, such as 0640"),
+    }
+}
+
+/// Creates all clones, or none.
+pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
+    let mut addresses = vec![global.object(&args.source)?];
+    for word in &args.children {
+        // A pool's path is not expanded.
+        let pool_len = within_a_file(word).map_or(0, |(pool, _)| pool.len());
+        for name in braces::expand(word, pool_len)? {
+            addresses.push(global.volume(&name)?);
+        }
+    }
+    let pool = same_pool(&addresses)?;
+    let source = addresses.remove(0).name;
+    let (uid, gid) = args.owner.unwrap_or_default();
+    let mut method = params::Fork {
+        source,
+        children: names(addresses),
+        chunk: None,
+        break_policy: None,
+        quota: None,
+        gather: None,
+        uid,
+        gid,
+        mode: args.permissions,
+    };
+    for property in args.set {
+        match property {
+            Property::Chunk(chunk) => method.chunk = Some(chunk),
+            Property::Break(policy) => method.break_policy = Some(policy),
+            Property::Quota(quota) => method.quota = Some(quota),
+            Property::Gather(policy) => method.gather = Some(policy),
+        }
+    }
+    let made = call(global, &pool, Access::Write, method)?;
+    if global.output.json() {
+        return global.print_if_json(&made);
+    }
+    made.iter().filter_map(|volume| volume.uri.as_deref()).try_for_each(print_line)
+}

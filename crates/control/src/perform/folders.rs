@@ -1,0 +1,61 @@
+//! Rollback of everything in a folder, and which names are those of folders.
+
+use forkdisk::ErrorKind;
+
+use super::volumes::split_snapshot;
+use super::{refuse_attached, refuse_in_use};
+use crate::call::{Call, settle_later};
+use crate::failure::Failure;
+use crate::method::params;
+use crate::reply::VolumeRecord;
+use crate::session::Session;
+
+/// Refuses the name of a folder where `verb` needs `recursive` for it.
+pub fn refuse_folder(session: &Session, name: &str, verb: &str) -> Result<(), Failure> {
+    if name.is_empty() || session.pool.volumes_in(name).is_err() {
+        return Ok(());
+    }
+    let text = format!("{name} is a folder: -r {verb} everything in it");
+    Err(Failure::new(ErrorKind::Invalid, text))
+}
+
+/// Returns the volume, or all volumes in the folder of this name.
+pub fn volumes_of(session: &Session, name: &str) -> Result<Vec<String>, Failure> {
+    if session.pool.find(name).is_ok() {
+        return Ok(vec![name.to_string()]);
+    }
+    let volumes = session.pool.volumes_in(name)?;
+    if volumes.is_empty() {
+        return Err(Failure::new(ErrorKind::NotFound, format!("there is no volume in the folder {name}")));
+    }
+    Ok(volumes)
+}
+
+pub async fn rollback(session: &Session, p: params::RollbackFolder, call: &Call) -> Result<Vec<VolumeRecord>, Failure> {
+    let (folder, snapshot) = split_snapshot(&p.snapshot)?;
+    let names = session.pool.check_rollback_folder(folder, snapshot)?;
+    // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
+    for name in &names {
+        refuse_attached(session, &session.pool.find(name)?)?;
+    }
+    // Held until the old contents are gone, so that no client reconnects in between.
+    let mut kept_away = Vec::new();
+    if p.force {
+        call.say("disconnecting clients");
+        for name in &names {
+            kept_away.push(session.host().evict(name).await);
+        }
+    }
+    for name in &names {
+        let otherwise = "disconnect it first, or --force disconnects the clients of the exports";
+        refuse_in_use(session, &session.pool.find(name)?, otherwise)?;
+    }
+    let names = session.pool.rollback_folder(folder, snapshot).await?;
+    for name in &names {
+        session.host().changed(name).await;
+    }
+    drop(kept_away);
+    let waits = settle_later(session, call).await?;
+    let record = |name: &String| Ok(VolumeRecord { waits: waits.clone(), ..(&session.pool.find(name)?).into() });
+    names.iter().map(record).collect()
+}
