@@ -50,9 +50,9 @@ pub use origins::{attach_origins, detach_origins};
 pub use perform::{gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Forked, Gathering, Piece,
-    PieceMap, Status, Upgraded, Usage, VolumeRecord,
+    PieceMap, Place, Status, Upgraded, Usage, VolumeRecord,
 };
 pub use schema::schema;
 pub use server::{Server, ServerHandle};
 pub use server_options::ServerOptions;
-pub use session::{Guard, Host, NoHost, Place, Session};
+pub use session::{Guard, Host, NoHost, Session};

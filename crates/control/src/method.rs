@@ -118,19 +118,20 @@ pub mod params {
             source: String,
             /// The new volumes.
             volumes: Vec<String>,
-            /// Clone a folder with everything in it, or, as `folder@snapshot`, its snapshots of this name; the new names
-            /// are those of folders.
+            /// Clone a folder with everything in it, or, as `folder@snapshot`, its snapshots of this name; the new
+            /// names are those of folders.
             #[serde(default)]
             recursive: bool,
         }
-        /// Creates any number of writable clones of a volume, a snapshot, or a folder with everything in it, all of them
-        /// or none, all of one instant.
+        /// Creates any number of writable clones of a volume, a snapshot, or a folder with everything in it, all of
+        /// them or none, all of one instant.
         Fork {
             /// A volume, a snapshot, a folder, or `folder@snapshot`: the snapshots of this name of the volumes in it.
             source: String,
             /// The new volumes, or folders.
             children: Vec<String>,
-            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M. Default: as in the source.
+            /// Bytes that a first write reserves around itself: a power of two from 4K to 64M. Default: as in the
+            /// source.
             #[serde(default)]
             chunk: Option<u64>,
             /// What a first write to a shared chunk does, `split` or `copy`. Default: as in the source.
@@ -161,8 +162,8 @@ pub mod params {
             #[serde(default)]
             force: bool,
         }
-        /// Gives all volumes in a folder that have a snapshot of one name its contents, all of them or none. Volumes without
-        /// it stay as they are.
+        /// Gives all volumes in a folder that have a snapshot of one name its contents, all of them or none. Volumes
+        /// without it stay as they are.
         RollbackFolder {
             /// The folder and the name of the snapshots, as `folder@snapshot`.
             snapshot: String,

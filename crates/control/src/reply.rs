@@ -5,8 +5,6 @@ use std::ops::Deref;
 use forkdisk::{CheckReport, CopierInfo, DiffClass, DiffRun, Extent, PAGE_SIZE, VolumeCopying, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
-use crate::session::Place;
-
 /// A volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -38,6 +36,15 @@ impl Deref for VolumeRecord {
     fn deref(&self) -> &VolumeInfo {
         &self.info
     }
+}
+
+/// Where clients find a volume or snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its address for NBD clients.
+    pub uri: Option<String>,
+    /// Its files on mounts.
+    pub paths: Vec<String>,
 }
 
 /// A volume that a fork made, and where clients find it.

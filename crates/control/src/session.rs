@@ -13,7 +13,7 @@ use forkdisk_uring::{Rt, UringDevice};
 
 use crate::failure::Failure;
 use crate::method::params;
-use crate::reply::Status;
+use crate::reply::{Place, Status};
 
 /// The daemon that serves the pool's volumes, as verbs see it. [`NoHost`] if there is none.
 pub trait Host {
@@ -86,15 +86,6 @@ pub trait Host {
     /// Starts to end the daemon; resolves when the pool is closed. Refused while clients are
     /// connected, unless `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
-}
-
-/// Where clients find a volume or snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// Its address for NBD clients.
-    pub uri: Option<String>,
-    /// Its files on mounts.
-    pub paths: Vec<String>,
 }
 
 /// Refuses new users of a volume while it lives.

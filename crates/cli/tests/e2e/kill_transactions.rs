@@ -97,6 +97,50 @@ fn a_killed_clone_of_1500_names_has_made_all_of_them_or_none() {
 }
 
 #[test]
+fn a_killed_fork_of_a_folder_has_made_all_of_it_or_nothing() {
+    let lab = Lab::with_pool("256M");
+    let volumes: Vec<String> = (0..3).map(|i| format!("vm/{i}")).collect();
+    for volume in &volumes {
+        lab.ok(&["create", &format!("{POOL}/{volume}"), "--size", "1M"]);
+    }
+    let children = |round| (0..NAMES / 3).map(|i| format!("f{round}/{i}")).collect::<Vec<_>>();
+    let params = |round| json!({"source": "vm", "children": children(round), "quota": 3 << 20});
+    kill_at_any_moment(&lab, "fork", params, |round| has_all(&lab, round, 3 << 20));
+}
+
+#[test]
+fn a_killed_rollback_of_a_folder_has_reverted_all_of_it_or_nothing() {
+    let lab = Lab::with_pool("256M");
+    let volumes: Vec<String> = (0..60).map(|i| format!("{POOL}/vm/{i}")).collect();
+    let words = |verb: &str| -> Vec<String> { [verb.to_string()].into_iter().chain(volumes.iter().cloned()).collect() };
+    let mut create = words("create");
+    create.extend(["--size".to_string(), "1M".to_string()]);
+    lab.ok(&create.iter().map(String::as_str).collect::<Vec<_>>());
+    lab.ok(&["snapshot", "-r", &format!("{POOL}/vm@s")]);
+    let sizes = || -> Vec<u64> {
+        let list = lab.json(&["list", POOL]);
+        let all = list.as_array().unwrap().iter().filter(|v| !v["name"].as_str().unwrap().contains('@'));
+        all.map(|v| v["size"].as_u64().unwrap()).collect()
+    };
+    let grow = || volumes.iter().for_each(|volume| drop(lab.ok(&["resize", volume, "--size", "2M"])));
+    grow();
+    kill_at_any_moment(
+        &lab,
+        "rollback-folder",
+        |_| json!({"snapshot": "vm@s"}),
+        |_| {
+            let found = sizes();
+            assert!(found.iter().all(|&size| size == found[0]), "reverted in part: {found:?}");
+            let happened = found[0] == 1 << 20;
+            if happened {
+                grow();
+            }
+            happened
+        },
+    );
+}
+
+#[test]
 fn a_killed_set_has_set_all_properties_or_none() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", &format!("{POOL}/a"), "--size", "1M"]);

@@ -19,6 +19,7 @@ mod defrag;
 mod descriptors;
 mod endings;
 mod file_systems;
+mod folders;
 mod full_host;
 mod full_pool;
 mod harness;

@@ -1,7 +1,11 @@
 //! Verbs of folders: everything that is in one is kept, forked and rolled back together, at one instant.
 
+use std::collections::BTreeSet;
+
 use crate::catalog::directory::names;
-use crate::catalog::{Catalog, ForkOptions, VolumeInfo, is_folder, no_such_snapshot, plan_fork, writable_volume};
+use crate::catalog::{
+    Catalog, ForkOptions, VolumeInfo, deletable, is_folder, no_such_snapshot, plan_fork, writable_volume,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, SnapshotFlags, VolumeState};
@@ -26,6 +30,48 @@ impl<D: Device> Pool<D> {
         };
         let all = names::entries_within(&meta.directory, folder).filter(|&(_, id)| is_volume(id));
         Ok(all.map(|(name, _)| name.to_string()).collect())
+    }
+
+    /// Names of the snapshots of the volumes in a folder, without the volumes' part, each once.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, `Invalid` if it is a volume.
+    pub fn snapshot_names_in(&self, folder: &str) -> Result<BTreeSet<String>> {
+        let meta = self.store.meta.borrow();
+        refuse_volume(&meta, folder)?;
+        let ids = names::entries_within(&meta.directory, folder).flat_map(|(_, id)| meta.directory.snapshots_of(id));
+        let seen = ids.filter_map(|id| meta.directory.get(id)).filter(|v| !v.pending);
+        Ok(seen.map(|v| v.record.name.to_string()).collect())
+    }
+
+    /// Whether a volume in a folder has a snapshot of this name.
+    pub fn has_snapshot_in(&self, folder: &str, snapshot: &str) -> bool {
+        let meta = self.store.meta.borrow();
+        let mut all = names::entries_within(&meta.directory, folder);
+        all.any(|(name, _)| meta.directory.find(&format!("{name}@{snapshot}")).is_ok())
+    }
+
+    /// Deletes the snapshots of this name of all volumes in a folder, all or none; visible at once, durable with the
+    /// next flush.
+    ///
+    /// # Errors
+    /// `NotFound` if no volume in it has the snapshot, `Busy` if something needs one of them or has it open; and those
+    /// of [changing](crate#errors).
+    pub fn remove_snapshots_in(&self, folder: &str, snapshot: &str) -> Result<()> {
+        self.store.note(|meta| {
+            let names = names::entries_within(&meta.directory, folder).map(|(name, _)| format!("{name}@{snapshot}"));
+            let names: Vec<String> = names.filter(|name| meta.directory.find(name).is_ok()).collect();
+            if names.is_empty() {
+                return Err(no_such_snapshot(folder, snapshot));
+            }
+            for name in &names {
+                self.store.refuse_in_use(meta.directory.find(name)?.record.id, name)?;
+            }
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            Ok((Record::Delete { ids: deletable(meta, &names)? }, ()))
+        })?;
+        self.upkeep.start_reaping();
+        Ok(())
     }
 
     /// Takes a snapshot `name` of every volume in a folder, at one instant, all or none.
@@ -54,8 +100,8 @@ impl<D: Device> Pool<D> {
     /// volumes without one are left out. Returns the new volumes.
     ///
     /// # Errors
-    /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin, a bad
-    /// name or a bad option; and those of [changing](crate#errors).
+    /// `NotFound` if there is no such source, `Exists` if a name is taken or given twice, `Invalid` for an origin, a
+    /// bad name or a bad option; and those of [changing](crate#errors).
     pub async fn fork(&self, source: &str, names: &[&str], options: &ForkOptions) -> Result<Vec<VolumeInfo>> {
         let made = retry_after_checkpoint(&self.store, |meta| {
             let fork = plan_fork(meta, source, names, options)?;

@@ -14,6 +14,8 @@ const BEST_IO_BYTES: u32 = 64 << 10;
 const MAX_NAME_BYTES: usize = 255;
 /// Write permission for owner, group and others.
 const WRITE_BITS: u32 = 0o222;
+const READ_BITS: u32 = 0o444;
+const EXECUTE_BITS: u32 = 0o111;
 /// Set-user-id, set-group-id, and execute permission of the group.
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
@@ -63,15 +65,26 @@ impl<D: Device> Volumes<D> {
                 Child::Folder(known, created) => Ok(self.folder_attr(self.known_or_default(known, 0o755, created))),
                 Child::Volume(_) => Err(Failed(libc::ESTALE)),
             },
-            Node::Snapshots(path) => {
-                if !path.is_empty() {
-                    self.pool.child(path)?;
-                }
-                Ok(self.folder_attr(self.known_or_default(None, 0o755, 0)))
-            }
+            Node::Snapshots(path) if path.is_empty() => Ok(self.folder_attr(self.known_or_default(None, 0o755, 0))),
+            Node::Snapshots(path) => self.mirrored_attr(path, 0o7777),
+            Node::Kept(path, _) => self.mirrored_attr(path, !WRITE_BITS),
             Node::Phantom => Ok(self.folder_attr(self.known_or_default(None, 0o555, 0))),
             Node::Removed => Ok(Attr { nlink: 0, ..self.folder_attr(self.known_or_default(None, 0o755, 0)) }),
         }
+    }
+
+    /// Returns the attributes of a folder that stands for a volume or folder: its owners, and those of its mode's bits
+    /// that `bits` has. The file of a volume can be read where its folder can be entered.
+    fn mirrored_attr(&self, path: &str, bits: u32) -> Outcome<Attr> {
+        let attributes = match self.pool.child(path)? {
+            Child::Folder(known, created) => self.known_or_default(known, 0o755, created),
+            Child::Volume(info) => {
+                let file = self.known_or_default(info.attributes, 0o644, info.created);
+                let mode = file.mode & !(SET_USER | SET_GROUP | EXECUTE_BITS);
+                Attributes { mode: mode | (mode & READ_BITS) >> 2, ..file }
+            }
+        };
+        Ok(self.folder_attr(Attributes { mode: attributes.mode & bits, ..attributes }))
     }
 
     pub(super) fn volume_attr(&self, info: &VolumeInfo) -> Attr {
@@ -123,7 +136,7 @@ impl<D: Device> Volumes<D> {
                 self.pool.set_folder_attributes(&path, new, now().seconds as u64)?;
                 self.get_attr(number, None, 0)
             }
-            Node::Snapshots(_) => Err(Failed(libc::EPERM)),
+            Node::Snapshots(_) | Node::Kept(..) => Err(Failed(libc::EPERM)),
             // `mkdir -m` sets the mode of the new snapshot, which has none.
             Node::Phantom | Node::Removed => self.get_attr(number, None, 0),
         }
@@ -265,7 +278,7 @@ impl<D: Device> Volumes<D> {
                 let path = join(&path, name);
                 if path.len() > MAX_NAME_BYTES { Err(Failed(libc::ENAMETOOLONG)) } else { Ok(path) }
             }
-            Node::Snapshots(_) => Err(Failed(libc::EROFS)),
+            Node::Snapshots(_) | Node::Kept(..) => Err(Failed(libc::EROFS)),
             Node::Removed => Err(Failed(libc::ENOENT)),
             Node::Volume(_) | Node::Phantom => Err(Failed(libc::ENOTDIR)),
         }

@@ -47,8 +47,24 @@ impl<D: Device> Volumes<D> {
                     let all = self.pool.snapshots_of(&path)?;
                     names.extend(all.iter().map(|s| (short_name(&s.name).to_string(), Kind::File)));
                 }
-                false => names.extend(self.pool.children(&path).into_iter().map(|(name, _)| (name, Kind::Folder))),
+                false => {
+                    let children = self.pool.children(&path);
+                    let kept = self.pool.snapshot_names_in(&path)?;
+                    let is_child = |name: &String| children.iter().any(|(child, _)| child == name);
+                    names.extend(kept.into_iter().filter(|name| !is_child(name)).map(|name| (name, Kind::Folder)));
+                    names.extend(children.into_iter().map(|(name, _)| (name, Kind::Folder)));
+                }
             },
+            Node::Kept(path, snapshot) => {
+                for (name, is_folder) in self.pool.children(&path) {
+                    let below = join(&path, &name);
+                    let is_kept = match is_folder {
+                        true => self.pool.has_snapshot_in(&below, &snapshot),
+                        false => self.pool.find(&full_name(&below, &snapshot)).is_ok(),
+                    };
+                    names.extend(is_kept.then(|| (name, kind(is_folder))));
+                }
+            }
             Node::Volume(_) => return Err(Failed(libc::ENOTDIR)),
             Node::Phantom => {}
             Node::Removed => names.clear(),

@@ -28,9 +28,19 @@ impl<D: Device> Volumes<D> {
                 // Never cached: the next system call may want to remove it as a folder.
                 Ok((Node::Volume(self.pool.find(&full_name(&path, name))?.id), 0))
             }
-            Node::Snapshots(path) => {
-                self.pool.child(&join(&path, name))?;
-                Ok((below(&path, name), self.valid()))
+            Node::Snapshots(path) => match self.pool.child(&join(&path, name)) {
+                Err(_) if self.pool.has_snapshot_in(&path, name) => Ok((Node::Kept(path, name.to_string()), 0)),
+                found => found.map(|_| (below(&path, name), self.valid())).map_err(Failed::from),
+            },
+            Node::Kept(path, snapshot) => {
+                let path = join(&path, name);
+                match self.pool.child(&path)? {
+                    Child::Volume(_) => Ok((Node::Volume(self.pool.find(&full_name(&path, &snapshot))?.id), 0)),
+                    Child::Folder(..) if self.pool.has_snapshot_in(&path, &snapshot) => {
+                        Ok((Node::Kept(path, snapshot), 0))
+                    }
+                    Child::Folder(..) => Err(Failed(libc::ENOENT)),
+                }
             }
             Node::Volume(_) => Err(Failed(libc::ENOTDIR)),
             Node::Phantom | Node::Removed => Err(Failed(libc::ENOENT)),
@@ -85,8 +95,8 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) async fn make_folder(&self, header: &Header, name: &str, mode: u32) -> Outcome<Entry> {
-        if let Node::Snapshots(volume) = self.node(header.node)? {
-            return self.take_snapshot(&volume, name).await;
+        if let Node::Snapshots(path) = self.node(header.node)? {
+            return self.take_snapshot(&path, name).await;
         }
         let path = self.path_in(header.node, name)?;
         let attributes = self.fresh_in(parent(&path), header, mode, Kind::Folder)?;

@@ -26,6 +26,8 @@ pub enum Node {
     Folder(String),
     /// A folder below `.snapshots`, by the path of its folder or volume; empty for `.snapshots` itself.
     Snapshots(String),
+    /// A folder as the snapshots of one name of the volumes in it show it: its path, and that name.
+    Kept(String, String),
     /// Stands for a snapshot while a system call requires a folder. It supports no operation.
     Phantom,
     /// A folder that was removed or replaced while the kernel held it. It is empty.
@@ -177,6 +179,7 @@ fn moved(node: &Node, from: &str, to: &str) -> Option<Node> {
     match node {
         Node::Folder(p) => path(p).map(Node::Folder),
         Node::Snapshots(p) => path(p).map(Node::Snapshots),
+        Node::Kept(p, snapshot) => path(p).map(|path| Node::Kept(path, snapshot.clone())),
         Node::Volume(_) | Node::Phantom | Node::Removed => None,
     }
 }
@@ -227,11 +230,13 @@ mod tests {
     #[test]
     fn a_rename_takes_along_what_is_below_and_nothing_beside() {
         let mut nodes = Nodes::default();
-        let all = [folder("a"), folder("a/b"), folder("ab"), Node::Snapshots("a/b/v".into())];
+        let kept = |path: &str| Node::Kept(path.into(), "s".into());
+        let all = [folder("a"), folder("a/b"), folder("ab"), Node::Snapshots("a/b/v".into()), kept("a/b")];
         let numbers: Vec<u64> = all.iter().map(|n| nodes.remember(n.clone())).collect();
         nodes.renamed("a", "x/y");
         let now: Vec<Node> = numbers.iter().map(|&n| nodes.get(n).unwrap()).collect();
-        assert_eq!(now, [folder("x/y"), folder("x/y/b"), folder("ab"), Node::Snapshots("x/y/b/v".into())]);
+        let moved = [folder("x/y"), folder("x/y/b"), folder("ab"), Node::Snapshots("x/y/b/v".into()), kept("x/y/b")];
+        assert_eq!(now, moved);
         assert_eq!(nodes.remember(folder("x/y/b")), numbers[1]);
         assert_ne!(nodes.remember(folder("a")), numbers[0]);
     }

@@ -1,4 +1,5 @@
-//! Snapshots: `mkdir .snapshots/VOLUME/NAME` takes one, `rmdir` deletes it.
+//! Snapshots: `mkdir .snapshots/VOLUME/NAME` takes one, `rmdir` deletes it. With a folder in the place of the volume,
+//! both concern every volume in the folder.
 //!
 //! A snapshot is a file, but the kernel allows only folders as results of `mkdir` and arguments of
 //! `rmdir`. So for these two system calls only, the name is reported as a phantom folder, which the
@@ -6,10 +7,10 @@
 
 use std::fs;
 
-use forkdisk::Device;
+use forkdisk::{Device, SnapshotFlags};
 
 use super::folders::full_name;
-use super::nodes::Node;
+use super::nodes::{Node, join};
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Entry, Reply};
 use crate::off_thread::off_thread;
@@ -18,20 +19,32 @@ use crate::syscall_helper::{MountCall, Refusal};
 impl<D: Device> Volumes<D> {
     pub(super) async fn take_snapshot(&self, volume: &str, name: &str) -> Outcome<Entry> {
         if !self.is_volume(volume) {
-            return Err(Failed(libc::EPERM));
+            return self.take_snapshots_in(volume, name).await;
         }
         if self.pool.find(&full_name(volume, name)).is_ok() {
             return Err(Failed(libc::EEXIST));
         }
-        self.write_back(volume).await?;
+        self.write_back(MountCall::WriteBack(self.options.dir.join(volume))).await?;
         self.pool.snapshot(&[(volume, name)], now().seconds as u64).await?;
         self.entry(Node::Phantom, 0)
     }
 
-    /// Makes the kernel write what it has cached for a volume, so that the snapshot contains it.
-    async fn write_back(&self, volume: &str) -> Outcome<()> {
-        let (call, syscall_helper) =
-            (MountCall::WriteBack(self.options.dir.join(volume)), self.options.syscall_helper.clone());
+    /// Takes a snapshot of every volume in a folder, which the entry shows.
+    async fn take_snapshots_in(&self, folder: &str, name: &str) -> Outcome<Entry> {
+        if self.pool.volumes_in(folder)?.is_empty() {
+            return Err(Failed(libc::EPERM));
+        }
+        if self.pool.child(&join(folder, name)).is_ok() || self.pool.has_snapshot_in(folder, name) {
+            return Err(Failed(libc::EEXIST));
+        }
+        self.write_back(MountCall::WriteBackAll(self.options.dir.clone())).await?;
+        self.pool.snapshot_folder(folder, name, SnapshotFlags::NONE, now().seconds as u64).await?;
+        self.entry(Node::Kept(folder.to_string(), name.to_string()), 0)
+    }
+
+    /// Makes the kernel write what it has cached, so that the snapshot contains it.
+    async fn write_back(&self, call: MountCall) -> Outcome<()> {
+        let syscall_helper = self.options.syscall_helper.clone();
         match off_thread(move || call.make(syscall_helper.as_ref())).await {
             // No access, or not mounted here: then nothing of this mount is cached.
             Err(Refusal { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. }) => Ok(()),
@@ -41,7 +54,11 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn remove_snapshot(&self, volume: &str, name: &str) -> Outcome {
         if !self.is_volume(volume) {
-            return Err(Failed(libc::EPERM));
+            if self.pool.child(&join(volume, name)).is_ok() || !self.pool.has_snapshot_in(volume, name) {
+                return Err(Failed(libc::EPERM));
+            }
+            self.pool.remove_snapshots_in(volume, name)?;
+            return Ok(Reply::Done);
         }
         self.pool.remove_file(&full_name(volume, name))?;
         Ok(Reply::Done)
