@@ -162,6 +162,19 @@ pub mod params {
             #[serde(default)]
             force: bool,
         }
+        /// Gives a volume the contents and the size of any other volume or snapshot. Its number, name, properties and
+        /// snapshots stay.
+        RollbackTo {
+            /// The volume.
+            volume: String,
+            /// The volume or snapshot whose contents it gets. Default: the snapshot that it was cloned from.
+            #[serde(default)]
+            to: Option<String>,
+            /// Disconnect the clients that use the volume: requests in flight end first, and later connections
+            /// see the new contents.
+            #[serde(default)]
+            force: bool,
+        }
         /// Gives all volumes in a folder that have a snapshot of one name its contents, all of them or none. Volumes
         /// without it stay as they are.
         RollbackFolder {
@@ -438,6 +451,7 @@ macro_rules! each_method {
             "snapshot" Snapshot => Vec<VolumeRecord>, volumes::snapshot;
             "clone" Clone => Vec<VolumeRecord>, volumes::clone;
             "fork" Fork => Vec<Forked>, fork::fork;
+            "rollback-to" RollbackTo => VolumeRecord, volumes::rollback_to;
             "rollback-folder" RollbackFolder => Vec<VolumeRecord>, folders::rollback;
             "rollback" Rollback => VolumeRecord, volumes::rollback;
             "list" List => Vec<VolumeRecord>, look::list;

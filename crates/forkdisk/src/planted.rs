@@ -237,6 +237,8 @@ bugs! {
     TransactionSplitOverGroups = "transaction-split-over-groups",
     /// The superblock says that the journal may have transactions from the first checkpoint on only.
     FeatureBitAfterTransaction = "feature-bit-after-transaction",
+    /// A rollback to another volume lets that one write in place what both have.
+    RollbackKeepsSourceAlone = "rollback-keeps-source-alone",
     /// A fork of a folder's snapshot has the present contents of the volumes.
     ForkOfSnapshotTakesVolume = "fork-of-snapshot-takes-volume",
     /// A rollback of a folder leaves its last volume as it is.

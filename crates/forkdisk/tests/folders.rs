@@ -168,3 +168,44 @@ fn an_origin_in_a_folder_is_kept_and_forked_by_its_snapshots_and_rolled_back_alo
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("rolled back alone"), "{refused}");
     lab.check();
 }
+
+#[test]
+fn a_volume_goes_back_to_any_other_one_and_keeps_what_is_its_own() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    lab.fork("vm@s", &["f", "g"]).unwrap();
+    lab.tasks.run(lab.pool.set("f/disk", &Changes::default().with_quota(8 * MIB).with_chunk(8192))).unwrap();
+    lab.tasks.run(lab.pool.snapshot(&[("f/disk", "own")], 9)).unwrap();
+    lab.fill("g/disk", 5);
+    lab.tasks.run(lab.pool.resize("g/disk", 2 * MIB)).unwrap();
+    let id = lab.pool.find("f/disk").unwrap().id;
+    let back = |to: &str| lab.tasks.run(lab.pool.rollback_to("f/disk", to));
+    for (to, size, value) in [("g/disk", 2 * MIB, 5), ("vm/disk@s", MIB, 1), ("g/disk", 2 * MIB, 5), ("other", MIB, 1)]
+    {
+        back(to).unwrap();
+        let found = lab.pool.find("f/disk").unwrap();
+        assert_eq!((found.id, found.size, lab.first("f/disk")), (id, size, value), "{to}");
+        assert_eq!((found.quota, found.chunk, found.origin.as_str()), (8 * MIB, 8192, "vm/disk@s"));
+    }
+    // Both can be written, and neither sees the other's writes.
+    back("g/disk").unwrap();
+    lab.fill("g/disk", 6);
+    assert_eq!((lab.first("f/disk"), lab.first("g/disk")), (5, 6));
+    lab.fill("f/disk", 7);
+    assert_eq!((lab.first("f/disk"), lab.first("g/disk"), lab.first("f/disk@own")), (7, 6, 1));
+    let refused = |to: &str, kind, text: &str| {
+        let error = back(to).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
+    };
+    refused("f/disk", ErrorKind::Invalid, "is the volume itself");
+    refused("f", ErrorKind::NotFound, "no volume or snapshot \"f\"");
+    refused("none", ErrorKind::NotFound, "none");
+    let open = lab.pool.volume("g/disk").unwrap();
+    back("g/disk").unwrap();
+    drop(open);
+    let open = lab.pool.volume("f/disk").unwrap();
+    refused("g/disk", ErrorKind::Busy, "in use");
+    drop(open);
+    lab.tasks.run(lab.pool.wait_freed()).unwrap();
+    lab.check();
+}

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use crate::harness::{Lab, POOL, Server, client, noise, succeed};
 use crate::mount::{Mounted, sh};
 use crate::mount_served::Both;
+use crate::nbd::Client;
 
 fn at(name: &str) -> String {
     format!("{POOL}/{name}")
@@ -84,6 +85,39 @@ fn a_folder_goes_back_to_its_snapshot_and_its_clones_stay() {
             && lab.contents("copy/disk")[65536..] == noise(1, 300_000)[65536..]
     );
     assert!(lab.names().contains(&"vm/later".to_string()));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_volume_goes_back_to_its_origin_and_to_any_other_one() {
+    let lab = lab();
+    lab.ok(&["snapshot", &at("vm/disk@s")]);
+    lab.ok(&["clone", &at("vm/disk@s"), &at("a"), &at("b")]);
+    lab.ok(&["clone", &at("vm/disk"), &at("c")]);
+    let message = lab.run(&["rollback", &at("c"), "--to-origin"]).refused();
+    assert!(message.contains("from the volume vm/disk, which may have changed since: --to vm/disk"), "{message}");
+    let message = lab.run(&["rollback", &at("vm/run/memory"), "--to-origin"]).refused();
+    assert!(message.contains("is no clone"), "{message}");
+    let server = Server::start(&lab);
+    let Some(mut io) = client("qemu-io", "qemu-utils") else { return };
+    succeed(io.args(["-f", "raw", "-c", "write -P 9 0 64k", &server.uri("a")]));
+    lab.ok(&["set", "quota=1M", &at("b")]);
+    let record = lab.json(&["rollback", &at("b"), "--to", &at("a")]);
+    assert_eq!(
+        (&record["name"], &record["quota"], &record["origin"]),
+        (&"b".into(), &(1 << 20).into(), &"vm/disk@s".into())
+    );
+    lab.ok(&["rollback", &at("c"), "--to", &at("vm/run/memory")]);
+    let held = Client::connect(server.socket(), "a").unwrap();
+    let message = lab.run(&["rollback", &at("a"), "--to-origin"]).refused();
+    assert!(message.contains("--force disconnects"), "{message}");
+    lab.ok(&["rollback", &at("a"), "--to-origin", "--force"]);
+    drop(held);
+    server.stop();
+    assert!(lab.contents("a") == noise(1, 300_000) && lab.contents("c") == noise(2, 100_000));
+    assert!(lab.contents("b")[..65536] == [9; 65536] && lab.contents("b")[65536..] == noise(1, 300_000)[65536..]);
+    let run = lab.run(&["rollback", &at("a@s"), "--to", &at("b")]);
+    assert!(!run.status.success() && run.stderr.contains("is a snapshot: name a volume"), "{run:?}");
     lab.assert_clean();
 }
 

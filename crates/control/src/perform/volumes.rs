@@ -121,6 +121,52 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     Ok(VolumeRecord { waits, ..(&session.pool.find(volume)?).into() })
 }
 
+pub async fn rollback_to(session: &Session, p: params::RollbackTo, call: &Call) -> Result<VolumeRecord, Failure> {
+    let info = session.pool.find(&p.volume)?;
+    let to = match p.to {
+        Some(to) => to,
+        None => origin_of(session, &info)?,
+    };
+    session.pool.find(&to)?;
+    // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
+    refuse_attached(session, &info)?;
+    // Held until the old contents are gone, so that no client reconnects in between.
+    let kept_away = match p.force {
+        true => {
+            call.say("disconnecting clients");
+            Some(session.host().evict(&p.volume).await)
+        }
+        false => None,
+    };
+    let otherwise = "disconnect it first, or --force disconnects the clients of the export";
+    refuse_in_use(session, &session.pool.find(&p.volume)?, otherwise)?;
+    session.pool.rollback_to(&p.volume, &to).await?;
+    session.host().changed(&p.volume).await;
+    drop(kept_away);
+    let waits = settle_later(session, call).await?;
+    Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
+}
+
+/// Returns the snapshot that a volume was cloned from.
+fn origin_of(session: &Session, info: &VolumeInfo) -> Result<String, Failure> {
+    let name = &info.name;
+    let origin = info.origin_id.and_then(|_| session.pool.find(&info.origin).ok());
+    match origin {
+        Some(origin) if origin.is_snapshot() => Ok(origin.name),
+        Some(origin) => {
+            let text = format!(
+                "{name} was cloned from the volume {}, which may have changed since: --to {} takes what it has now",
+                origin.name, origin.name
+            );
+            Err(invalid(text))
+        }
+        None => Err(Failure::new(
+            ErrorKind::NotFound,
+            format!("{name} is no clone, or what it was cloned from is gone: --to names another source"),
+        )),
+    }
+}
+
 pub async fn rename(session: &Session, p: params::Rename, _: &Call) -> Result<VolumeRecord, Failure> {
     let volume_of = |name: &str| name.split_once('@').map(|(volume, _)| volume.to_string());
     if volume_of(&p.from) != volume_of(&p.to) {

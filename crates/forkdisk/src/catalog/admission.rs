@@ -55,8 +55,11 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.new += 1;
             effect.stays = true;
         }
-        Record::Rollback { volume, .. } => {
+        Record::Rollback { volume, snapshot, .. } => {
             effect.changed.push(*volume);
+            if !catalog.directory.is_snapshot(*snapshot) {
+                effect.changed.push(*snapshot);
+            }
             effect.new += 1;
             effect.frees = true;
         }

@@ -230,7 +230,7 @@ fn add_clone(catalog: &mut Catalog, source: VolumeId, id: VolumeId, name: &str, 
     Ok(())
 }
 
-/// Gives a volume the map of its snapshot; what it had goes on as a dead volume.
+/// Gives a volume the map of a snapshot or of another volume; what it had goes on as a dead volume.
 fn roll_back(catalog: &mut Catalog, volume: VolumeId, snapshot: VolumeId, dead: VolumeId) -> Result<(), Failure> {
     let to = catalog.record_of(snapshot)?;
     let old = catalog.record_of(volume)?;
@@ -253,6 +253,7 @@ fn roll_back(catalog: &mut Catalog, volume: VolumeId, snapshot: VolumeId, dead: 
     (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
     (record.seams, record.estimated) = (to.seams, to.estimated);
     (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
+    correct!(catalog.raise_shared(snapshot), Bug::RollbackKeepsSourceAlone => ());
     // Since the snapshot was taken the volume may have been flattened.
     catalog.directory.set_base(volume, to.base);
     catalog.directory.update_tail(volume);

@@ -66,7 +66,8 @@ records! {
     },
     /// A new volume with the contents of another.
     5 => Clone { source: VolumeId = volume, id: VolumeId = volume, now: u64 = number, name: String = name },
-    /// `volume` gets the contents of `snapshot`; its old contents continue as the dead volume `dead`.
+    /// `volume` gets the contents of `snapshot`, which may be a volume, too; its old contents continue as the dead
+    /// volume `dead`.
     6 => Rollback { volume: VolumeId = volume, snapshot: VolumeId = volume, dead: VolumeId = volume },
     /// These volumes are deleted.
     7 => Delete { ids: Vec<VolumeId> = volumes },

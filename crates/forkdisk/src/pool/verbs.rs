@@ -7,7 +7,7 @@ use crate::catalog::{
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, SnapshotFlags, VolumeState};
+use crate::format::{Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
@@ -17,6 +17,18 @@ use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
 
 use super::Pool;
+
+/// Refuses what volume `id` cannot be rolled back to.
+fn refuse_as_source(from: &VolumeRecord, id: VolumeId, source: &str) -> Result<()> {
+    if from.id == id {
+        return Err(Error::new(ErrorKind::Invalid, format!("{source:?} is the volume itself; name another source")));
+    }
+    if from.state == VolumeState::Origin {
+        let why = format!("{source:?} is an origin; take a snapshot of it and roll back to that");
+        return Err(Error::new(ErrorKind::Invalid, why));
+    }
+    Ok(())
+}
 
 fn only_one(mut made: Vec<VolumeInfo>) -> VolumeInfo {
     made.pop().expect("as many as were asked for")
@@ -154,6 +166,35 @@ impl<D: Device> Pool<D> {
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })
             .await?;
+        self.upkeep.start_reaping();
+        Ok(())
+    }
+
+    /// Gives `volume` the contents and the size of any other volume or snapshot, such as a sibling's or its parent's,
+    /// in a time that does not depend on its size. Its number, name, properties and snapshots stay. Refused while the
+    /// volume is in use; the source may be in use.
+    ///
+    /// # Errors
+    /// `NotFound` if one of them does not exist, `Busy` if the volume is in use, `ReadOnly` if it is a snapshot,
+    /// `Invalid` if one of them is an origin or both are one; and those of [changing](crate#errors).
+    pub async fn rollback_to(&self, volume: &str, source: &str) -> Result<()> {
+        let rolled = retry_after_checkpoint(&self.store, |meta| {
+            let id = writable_volume(meta.directory.find(volume)?, volume)?;
+            self.store.refuse_in_use(id, volume)?;
+            let from = &meta.directory.find(source)?.record;
+            refuse_as_source(from, id, source)?;
+            let snapshot = from.id;
+            meta.space.forget_reservations_of(id);
+            let live = self.store.live.borrow_mut().get_or_create(id).clone();
+            commit::mark_changed(&self.store, id, &live.last_change);
+            self.store.live.borrow_mut().release(id);
+            let dead = VolumeId(meta.next_id);
+            self.store.publish(meta, &Record::Rollback { volume: id, snapshot, dead })
+        });
+        rolled.await?;
+        // Writes in place of the source that were planned before end first; newer ones break already.
+        self.store.generations.barrier().await;
+        self.store.clone().commit().await?;
         self.upkeep.start_reaping();
         Ok(())
     }

@@ -383,7 +383,7 @@ fn verify(session: &Session, known: &Known) -> Result<Model, Violation> {
     }
     for p in undecided {
         let keys: Vec<Key> = match &p.control {
-            Control::Rollback(key, _) | Control::Replace(key, _) => vec![*key],
+            Control::Rollback(key, _) | Control::RollbackTo(key, _) | Control::Replace(key, _) => vec![*key],
             Control::RollbackAll(all) => all.iter().map(|&(key, _)| key).collect(),
             _ => Vec::new(),
         };

@@ -35,6 +35,8 @@ pub enum Control {
     Delete(Vec<Key>),
     /// A volume gets the contents and the size of another or of a snapshot.
     Replace(Key, Key),
+    /// The same, as a verb: the volume is not open.
+    RollbackTo(Key, Key),
     /// A volume takes the name of another, which is deleted.
     Usurp(Key, Key),
 }
@@ -155,7 +157,9 @@ impl Model {
                 volume.content.truncate(size / SECTOR as u64);
             }
             Control::Delete(keys) => self.volumes.retain(|key, _| !keys.contains(key)),
-            Control::Replace(target, source) => self.replace(*target, *source, pending),
+            Control::Replace(target, source) | Control::RollbackTo(target, source) => {
+                self.replace(*target, *source, pending)
+            }
             Control::Usurp(key, victim) => {
                 let name = self.volumes.remove(victim).expect("a volume").name;
                 self.volumes.get_mut(key).expect("a volume").name = name;

@@ -27,12 +27,14 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
             | Control::Fork(_)
             | Control::Rollback(..)
             | Control::RollbackAll(_)
+            | Control::RollbackTo(..)
             | Control::CreateAll(..)
             | Control::CloneAll(..)
             | Control::Set(..)
     );
     let rollback = matches!(control, Control::Rollback(..) | Control::RollbackAll(_));
     let of_folder = control.is_of_folder();
+    let target = if let Control::RollbackTo(target, _) = control { Some(target) } else { None };
     run.wait(|o| {
         // What is in the folder must be certain.
         if o.class.is_of_folder() || of_folder && o.class.is_control() {
@@ -40,7 +42,8 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
         }
         let near = o.keys.iter().any(|key| keys.contains(key));
         let shares = o.text.starts_with("share");
-        near && (rough || o.class.is_control() || (rollback && shares))
+        let on_target = target.is_some_and(|target| o.keys.contains(&target));
+        near && (rough || on_target || o.class.is_control() || (rollback && shares))
     })?;
     let exists = |key: &Key| run.known.model.get(*key).is_some();
     if !keys.iter().all(exists) || keys.iter().any(|&key| is_unsure(run, key)) {
@@ -59,7 +62,7 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
         }
     }
     let rolled: Vec<Key> = match &control {
-        Control::Rollback(volume, _) => vec![*volume],
+        Control::Rollback(volume, _) | Control::RollbackTo(volume, _) => vec![*volume],
         Control::RollbackAll(all) => all.iter().map(|&(volume, _)| volume).collect(),
         _ => Vec::new(),
     };
@@ -90,7 +93,9 @@ pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
         Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
             vec![*key]
         }
-        Control::Rollback(a, b) | Control::Replace(a, b) | Control::Usurp(a, b) => vec![*a, *b],
+        Control::Rollback(a, b) | Control::RollbackTo(a, b) | Control::Replace(a, b) | Control::Usurp(a, b) => {
+            vec![*a, *b]
+        }
         Control::Delete(keys) => keys.clone(),
     };
     let mut all: Vec<Key> = keys.iter().flat_map(|&key| [key, family(run, key)]).collect();

@@ -2,7 +2,7 @@
 
 use forkdisk::{ForkOptions, SnapshotFlags};
 
-use super::control::{control, new_name};
+use super::control::{all, control, drawn_volume, new_name};
 use crate::driver::{Op, Operation, Violation};
 use crate::history::op::Profile::*;
 use crate::history::place;
@@ -35,6 +35,16 @@ pub static ROLLBACK_FOLDER: Operation<Volumes> = Operation {
         _ => 0,
     },
     launch: rollback_folder,
+};
+
+/// A volume gets the contents of another one, or of a snapshot of another one.
+pub static ROLLBACK_TO: Operation<Volumes> = Operation {
+    name: "rollback-to",
+    weight: |profile| match profile {
+        Folders => 16,
+        _ => 0,
+    },
+    launch: rollback_to,
 };
 
 /// Returns a folder that has volumes, and these.
@@ -102,6 +112,16 @@ fn fork(run: &mut Run, op: &Op) -> Result<(), Violation> {
         (format!("fork {source} to {target}"), async move {
             pool.fork(&source, &[&target], &ForkOptions::new(1)).await.map(drop)
         })
+    })
+}
+
+fn rollback_to(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    let Some(key) = drawn_volume(run, op) else { return Ok(()) };
+    let Some(source) = place::choose(&all(run), op.draws[3]).filter(|&source| source != key) else { return Ok(()) };
+    control(run, Control::RollbackTo(key, source), |run| {
+        let pool = run.session.pool.clone();
+        let [name, source] = [key, source].map(|key| run.known.model.name(key));
+        (format!("roll back {name} to {source}"), async move { pool.rollback_to(&name, &source).await })
     })
 }
 

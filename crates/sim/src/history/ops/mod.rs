@@ -86,6 +86,7 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder::SNAPSHOT_FOLDER,
     &folder::FORK,
     &folder::ROLLBACK_FOLDER,
+    &folder::ROLLBACK_TO,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

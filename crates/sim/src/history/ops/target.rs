@@ -13,8 +13,11 @@ pub fn is_control(op: &Inflight, key: Key) -> bool {
     op.class.is_control() && op.keys.contains(&key)
 }
 
-/// Control operations that data operations may run beside.
-fn is_gentle(pending: &Pending) -> bool {
+/// Control operations that data operations on volume `key` may run beside.
+fn is_gentle(pending: &Pending, key: Key) -> bool {
+    if let Control::RollbackTo(target, _) = pending.control {
+        return target != key;
+    }
     matches!(
         pending.control,
         Control::Snapshot(_)
@@ -60,7 +63,7 @@ pub fn unhindered(
 ) -> Result<(), Violation> {
     let family = family(run, key);
     run.wait(|o| match &o.class {
-        Class::Control(p) => !is_gentle(p) && o.keys.contains(&family),
+        Class::Control(p) => !is_gentle(p, family) && o.keys.contains(&family),
         _ => false,
     })?;
     if run.known.model.get(key).is_none() || is_unsure(run, family) {
