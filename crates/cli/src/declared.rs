@@ -6,14 +6,14 @@
 use clap::{Arg, Command};
 use forkdisk_control::{Field, Request};
 
-use crate::verbs::{copier, set};
+use crate::verbs::{copier, fork, set};
 
 /// Names that an argument of the form NAME=VALUE takes, each with the parameter that it sets.
 type Names = [(&'static str, &'static str)];
 
 /// Arguments of that form: verb, id of the argument, and its names.
-const ASSIGNMENTS: [(&str, &str, &Names); 2] =
-    [("set", "property", &set::PROPERTIES), ("copier", "set", &copier::SETTINGS)];
+const ASSIGNMENTS: [(&str, &str, &Names); 3] =
+    [("set", "property", &set::PROPERTIES), ("copier", "set", &copier::SETTINGS), ("fork", "set", &fork::PROPERTIES)];
 
 /// Adds the help of the arguments that are parameters of the method with the verb's name.
 pub fn describe(verb: Command) -> Command {

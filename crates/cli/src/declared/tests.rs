@@ -5,11 +5,11 @@ use clap::CommandFactory;
 use super::*;
 use crate::cli::Cli;
 
-/// Methods that have no verb of their own name.
-const WITHOUT_VERB: [&str; 2] = ["statistics", "status"];
+/// Methods that have no verb of their own name; those of rollbacks are options of `rollback`.
+const WITHOUT_VERB: [&str; 4] = ["statistics", "status", "rollback-folder", "rollback-to"];
 
 /// Parameters that are no argument of their own, with the reason.
-const EXCEPTIONS: [(&str, &[&str], &str); 9] = [
+const EXCEPTIONS: [(&str, &[&str], &str); 11] = [
     ("import", &["source"], "the path that the argument names, for messages"),
     ("export", &["target"], "the path that the argument names, for messages"),
     ("diff", &["from"], "the verb requests all parts"),
@@ -18,6 +18,8 @@ const EXCEPTIONS: [(&str, &[&str], &str); 9] = [
     ("unprotect", &["volume"], "in a list of words, since a pool may come before the volume"),
     ("copier", &["percent", "bytes_per_second"], "both are the setting `throttle`"),
     ("mount", &["dir", "uid", "gid", "gather", "show_snapshots"], "a path, this user, and mount options"),
+    ("fork", &["uid", "gid", "mode"], "names of a user and a group, and an octal number"),
+    ("rollback", &["snapshot"], "with --to and --to-origin the argument is a volume"),
     ("detach", &["device"], "the argument may also be the address of the volume"),
 ];
 

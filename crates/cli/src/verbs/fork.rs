@@ -20,7 +20,7 @@ use crate::verbs::examples::examples;
 #[derive(Args)]
 #[command(after_help = examples![
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
-    "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner sandbox --mode 0600",
+    "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner 1000:1000 --mode 0600",
 ])]
 pub struct ForkArgs {
     #[arg(value_name = "POOL/SOURCE[@SNAPSHOT]")]
@@ -41,6 +41,10 @@ pub struct ForkArgs {
     #[arg(long = "mode", value_name = "MODE", value_parser = parse_mode)]
     permissions: Option<u32>,
 }
+
+/// Properties that are described by the parameters of the method.
+pub const PROPERTIES: [(&str, &str); 4] =
+    [("chunk", "chunk"), ("break", "break_policy"), ("quota=SIZE|none", "quota"), ("gather", "gather")];
 
 #[derive(Clone)]
 enum Property {
