@@ -42,7 +42,7 @@ impl Bare {
             .context("setting up a ring")?;
         let mut memory = Buf::zeroed(depth * len);
         // The same kind of memory as the pool's large buffers. Where there are no huge pages, both have small ones.
-        // SAFETY: memory of this function alone, whose contents stay the same.
+        // SAFETY: only this function uses the memory, and its contents stay the same.
         unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_HUGEPAGE) };
         let piece = |chunk: &mut [u8]| libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: chunk.len() };
         let pieces: Vec<libc::iovec> = memory.chunks_mut(len).map(piece).collect();

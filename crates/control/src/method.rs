@@ -167,7 +167,7 @@ pub mod params {
         RollbackTo {
             /// The volume.
             volume: String,
-            /// The volume or snapshot whose contents it gets. Default: the snapshot that it was cloned from.
+            /// The volume or snapshot that has the contents. Default: the snapshot that it was cloned from.
             #[serde(default)]
             to: Option<String>,
             /// Disconnect the clients that use the volume: requests in flight end first, and later connections

@@ -198,7 +198,7 @@ fn a_volume_goes_back_to_any_other_one_and_keeps_what_is_its_own() {
         assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
     };
     refused("f/disk", ErrorKind::Invalid, "is the volume itself");
-    refused("f", ErrorKind::NotFound, "no volume or snapshot \"f\"");
+    refused("f", ErrorKind::NotFound, "\"f\" is a folder, not a volume");
     refused("none", ErrorKind::NotFound, "none");
     let open = lab.pool.volume("g/disk").unwrap();
     back("g/disk").unwrap();

@@ -13,7 +13,7 @@ pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Smallest piece. Below it, a buffer has too few pages to gain anything.
 const MIN_PIECE_BYTES: usize = 64 << 10;
 
-/// Memory for buffers of one ring, divided into pieces whose sizes are powers of two.
+/// Memory for buffers of one ring, divided into pieces. The size of a piece is a power of two.
 #[derive(Default)]
 pub(crate) struct HugePages {
     /// The mappings that are divided. They live as long as their pieces.

@@ -1,6 +1,6 @@
 //! `fork`: creates any number of clones of a volume, a snapshot or a folder, all of one instant.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use forkdisk_control::params;
 
@@ -10,8 +10,8 @@ use crate::global::Global;
 use crate::group;
 use crate::output::print_line;
 use crate::session::{Access, call};
-use crate::size;
 use crate::verbs::examples::examples;
+use crate::verbs::set::{self, Property};
 
 /// Create any number of clones of a volume, a snapshot, or a folder with everything in it
 ///
@@ -30,7 +30,7 @@ pub struct ForkArgs {
     children: Vec<String>,
 
     /// A property of the new volumes: chunk, break, quota or gather; can be given several times
-    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_property)]
+    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property)]
     set: Vec<Property>,
 
     /// User and group of the new files and folders on a mount, by name or number [default: as in the source]
@@ -46,24 +46,11 @@ pub struct ForkArgs {
 pub const PROPERTIES: [(&str, &str); 4] =
     [("chunk", "chunk"), ("break", "break_policy"), ("quota=SIZE|none", "quota"), ("gather", "gather")];
 
-#[derive(Clone)]
-enum Property {
-    Chunk(u64),
-    Break(String),
-    Quota(u64),
-    Gather(String),
-}
-
-fn parse_property(text: &str) -> Result<Property> {
-    let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in quota=2G")?;
-    Ok(match name {
-        "chunk" => Property::Chunk(size::parse(value)?),
-        "break" => Property::Break(value.to_string()),
-        "quota" if value == "none" => Property::Quota(0),
-        "quota" => Property::Quota(size::parse(value)?),
-        "gather" => Property::Gather(value.to_string()),
-        _ => bail!("there is no property '{name}' that a new volume can have: chunk, break, quota and gather are"),
-    })
+fn parse_new_property(text: &str) -> Result<Property> {
+    match text.split('=').next().unwrap_or_default() {
+        "chunk" | "break" | "quota" | "gather" => set::parse_property(text),
+        name => bail!("there is no property '{name}' that a new volume can have: chunk, break, quota and gather are"),
+    }
 }
 
 fn parse_mode(text: &str) -> Result<u32> {
@@ -102,7 +89,8 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             Property::Chunk(chunk) => method.chunk = Some(chunk),
             Property::Break(policy) => method.break_policy = Some(policy),
             Property::Quota(quota) => method.quota = Some(quota),
-            Property::Gather(policy) => method.gather = Some(policy),
+            Property::Gather(policy) => method.gather = Some(policy.to_string()),
+            _ => bail!("a new volume cannot have this property"),
         }
     }
     let made = call(global, &pool, Access::Write, method)?;

@@ -21,11 +21,11 @@ pub struct RollbackArgs {
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     object: String,
 
-    /// Any other volume or snapshot whose contents and size the volume gets; its name, properties and snapshots stay
+    /// Take contents and size of any other volume or snapshot; the volume's name, properties and snapshots stay
     #[arg(long, value_name = "POOL/SOURCE[@SNAPSHOT]", conflicts_with_all = ["recursive", "to_origin"])]
     to: Option<String>,
 
-    /// The same with the snapshot that the volume was cloned from
+    /// Take those of the snapshot that the volume was cloned from
     #[arg(long, conflicts_with = "recursive")]
     to_origin: bool,
 

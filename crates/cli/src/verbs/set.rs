@@ -55,7 +55,7 @@ pub const PROPERTIES: [(&str, &str); 7] = [
 ];
 
 #[derive(Clone)]
-enum Property {
+pub enum Property {
     Chunk(u64),
     CopyAhead(u64),
     WhenFull(String),
@@ -67,13 +67,14 @@ enum Property {
 }
 
 #[derive(Clone, Copy)]
-enum PoolChange {
+pub enum PoolChange {
     NewUuid,
     /// Zero: no heartbeat.
     Heartbeat(Duration),
 }
 
-fn parse_property(text: &str) -> Result<Property> {
+/// Parses `PROPERTY=VALUE`.
+pub fn parse_property(text: &str) -> Result<Property> {
     let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
     match name {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),

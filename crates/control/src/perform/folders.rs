@@ -2,8 +2,8 @@
 
 use forkdisk::ErrorKind;
 
-use super::volumes::split_snapshot;
-use super::{refuse_attached, refuse_in_use};
+use super::refuse_attached;
+use super::volumes::{split_snapshot, without_clients};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
@@ -38,18 +38,8 @@ pub async fn rollback(session: &Session, p: params::RollbackFolder, call: &Call)
     for name in &names {
         refuse_attached(session, &session.pool.find(name)?)?;
     }
-    // Held until the old contents are gone, so that no client reconnects in between.
-    let mut kept_away = Vec::new();
-    if p.force {
-        call.say("disconnecting clients");
-        for name in &names {
-            kept_away.push(session.host().evict(name).await);
-        }
-    }
-    for name in &names {
-        let otherwise = "disconnect it first, or --force disconnects the clients of the exports";
-        refuse_in_use(session, &session.pool.find(name)?, otherwise)?;
-    }
+    let volumes: Vec<&str> = names.iter().map(String::as_str).collect();
+    let kept_away = without_clients(session, call, &volumes, p.force).await?;
     let names = session.pool.rollback_folder(folder, snapshot).await?;
     for name in &names {
         session.host().changed(name).await;

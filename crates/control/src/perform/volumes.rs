@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::method::params;
 use crate::origins;
 use crate::reply::VolumeRecord;
-use crate::session::Session;
+use crate::session::{Guard, Session};
 use crate::size::human;
 
 fn invalid(text: String) -> Failure {
@@ -91,6 +91,28 @@ pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Resul
     Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
 }
 
+/// Refuses volumes in use, with `force` after their clients were disconnected. These are kept away while the guards
+/// live, so that none reconnects before the old contents are gone.
+pub async fn without_clients(
+    session: &Session,
+    call: &Call,
+    volumes: &[&str],
+    force: bool,
+) -> Result<Vec<Box<dyn Guard>>, Failure> {
+    let mut kept_away = Vec::new();
+    if force {
+        call.say("disconnecting clients");
+        for volume in volumes {
+            kept_away.push(session.host().evict(volume).await);
+        }
+    }
+    for volume in volumes {
+        let otherwise = "disconnect it first, or --force disconnects the clients of the export";
+        refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
+    }
+    Ok(kept_away)
+}
+
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
     refuse_folder(session, volume, "rolls back")?;
@@ -101,19 +123,10 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     origins::rolled_back(session, volume, call).await.map_err(|failure| {
         Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
     })?;
-    // Held until the old contents are gone, so that no client reconnects in between.
-    let _kept_away = match p.force {
-        true => {
-            call.say("disconnecting clients");
-            Some(session.host().evict(volume).await)
-        }
-        false => None,
-    };
-    let otherwise = "disconnect it first, or --force disconnects the clients of the export";
-    refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
+    let kept_away = without_clients(session, call, &[volume], p.force).await?;
     session.pool.rollback(volume, snapshot).await?;
     session.host().changed(volume).await;
-    drop(_kept_away);
+    drop(kept_away);
     if session.pool.find(volume)?.is_origin() {
         origins::rolled_back(session, volume, call).await?;
     }
@@ -130,16 +143,7 @@ pub async fn rollback_to(session: &Session, p: params::RollbackTo, call: &Call) 
     session.pool.find(&to)?;
     // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
     refuse_attached(session, &info)?;
-    // Held until the old contents are gone, so that no client reconnects in between.
-    let kept_away = match p.force {
-        true => {
-            call.say("disconnecting clients");
-            Some(session.host().evict(&p.volume).await)
-        }
-        false => None,
-    };
-    let otherwise = "disconnect it first, or --force disconnects the clients of the export";
-    refuse_in_use(session, &session.pool.find(&p.volume)?, otherwise)?;
+    let kept_away = without_clients(session, call, &[&p.volume], p.force).await?;
     session.pool.rollback_to(&p.volume, &to).await?;
     session.host().changed(&p.volume).await;
     drop(kept_away);

@@ -127,9 +127,9 @@ fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
         let suffix = name[base.len()..].to_string();
         let is_folder = record.state == VolumeState::Folder;
         let from = match snapshot {
-            Some(snapshot) if !is_folder => match meta.directory.find(&format!("{name}@{snapshot}")) {
-                Ok(found) => correct!(found.record.id, Bug::ForkOfSnapshotTakesVolume => id),
-                Err(_) => continue,
+            Some(snapshot) if !is_folder => match names::snapshot_named(&meta.directory, id, snapshot) {
+                Some(found) => correct!(found, Bug::ForkOfSnapshotTakesVolume => id),
+                None => continue,
             },
             _ => id,
         };

@@ -286,7 +286,7 @@ impl BufPool {
         BufPool::with(sizes, None)
     }
 
-    /// Creates a pool as [`new`](Self::new) does, whose memory comes from `source`.
+    /// Creates a pool as [`new`](Self::new) does, with memory from `source`.
     pub fn with_source(sizes: &[(usize, usize)], source: Rc<dyn MemorySource>) -> Rc<BufPool> {
         BufPool::with(sizes, Some(source))
     }

@@ -10,11 +10,11 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, SnapshotFlags, VolumeState};
 use crate::planted::correct;
-use crate::store::commit;
 use crate::store::transaction::retry_after_checkpoint;
 use crate::types::VolumeId;
 
 use super::Pool;
+use super::verbs::begin_rollback;
 
 impl<D: Device> Pool<D> {
     /// Names of all volumes in a folder and in the folders in it, sorted.
@@ -48,7 +48,7 @@ impl<D: Device> Pool<D> {
     pub fn has_snapshot_in(&self, folder: &str, snapshot: &str) -> bool {
         let meta = self.store.meta.borrow();
         let mut all = names::entries_within(&meta.directory, folder);
-        all.any(|(name, _)| meta.directory.find(&format!("{name}@{snapshot}")).is_ok())
+        all.any(|(_, id)| names::snapshot_named(&meta.directory, id, snapshot).is_some())
     }
 
     /// Deletes the snapshots of this name of all volumes in a folder, all or none; visible at once, durable with the
@@ -59,14 +59,15 @@ impl<D: Device> Pool<D> {
     /// of [changing](crate#errors).
     pub fn remove_snapshots_in(&self, folder: &str, snapshot: &str) -> Result<()> {
         self.store.note(|meta| {
-            let names = names::entries_within(&meta.directory, folder).map(|(name, _)| format!("{name}@{snapshot}"));
-            let names: Vec<String> = names.filter(|name| meta.directory.find(name).is_ok()).collect();
+            let all = names::entries_within(&meta.directory, folder);
+            let found = all.filter_map(|(name, id)| {
+                Some((format!("{name}@{snapshot}"), names::snapshot_named(&meta.directory, id, snapshot)?))
+            });
+            let (names, ids): (Vec<String>, Vec<VolumeId>) = found.unzip();
             if names.is_empty() {
                 return Err(no_such_snapshot(folder, snapshot));
             }
-            for name in &names {
-                self.store.refuse_in_use(meta.directory.find(name)?.record.id, name)?;
-            }
+            names.iter().zip(ids).try_for_each(|(name, id)| self.store.refuse_in_use(id, name))?;
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             Ok((Record::Delete { ids: deletable(meta, &names)? }, ()))
         })?;
@@ -135,10 +136,7 @@ impl<D: Device> Pool<D> {
             targets.iter().try_for_each(|(name, id, _)| self.store.refuse_in_use(*id, name))?;
             let mut parts = Vec::new();
             for (&(_, volume, snapshot), dead) in targets.iter().take(count).zip(meta.next_id..) {
-                meta.space.forget_reservations_of(volume);
-                let live = self.store.live.borrow_mut().get_or_create(volume).clone();
-                commit::mark_changed(&self.store, volume, &live.last_change);
-                self.store.live.borrow_mut().release(volume);
+                begin_rollback(&self.store, meta, volume);
                 parts.push(Record::Rollback { volume, snapshot, dead: VolumeId(dead) });
             }
             Ok((parts, targets.into_iter().map(|(name, ..)| name).collect()))
@@ -163,9 +161,7 @@ fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<
     refuse_volume(meta, folder)?;
     let mut targets = Vec::new();
     for (name, id) in names::entries_within(&meta.directory, folder) {
-        let Ok(from) = meta.directory.find(&format!("{name}@{snapshot}")).map(|found| found.record.id) else {
-            continue;
-        };
+        let Some(from) = names::snapshot_named(&meta.directory, id, snapshot) else { continue };
         let volume = meta.directory.get(id).expect("it has a snapshot");
         if volume.record.state == VolumeState::Origin {
             let why = format!("{name:?} is an origin, which is rolled back alone: `rollback {name}@{snapshot}`");

@@ -12,11 +12,19 @@ use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
 use crate::store::transaction::retry_after_checkpoint;
-use crate::store::{commit, deleted_error, publish};
+use crate::store::{Store, commit, deleted_error, publish};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, VolumeId};
 use crate::upkeep::ignore_no_space;
 
 use super::Pool;
+
+/// Before the record of a rollback is published: forgets what belongs to the contents that volume `id` has.
+pub fn begin_rollback<D: Device>(store: &Store<D>, meta: &mut Catalog, id: VolumeId) {
+    meta.space.forget_reservations_of(id);
+    let live = store.live.borrow_mut().get_or_create(id).clone();
+    commit::mark_changed(store, id, &live.last_change);
+    store.live.borrow_mut().release(id);
+}
 
 /// Refuses what volume `id` cannot be rolled back to.
 fn refuse_as_source(from: &VolumeRecord, id: VolumeId, source: &str) -> Result<()> {
@@ -153,21 +161,7 @@ impl<D: Device> Pool<D> {
         if state == VolumeState::Origin {
             return self.origins.roll_back(volume, snapshot).await;
         }
-        self.store
-            .verb(|meta| {
-                let target = meta.directory.find(volume)?;
-                let id = writable_volume(target, volume)?;
-                self.store.refuse_in_use(id, volume)?;
-                let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
-                meta.space.forget_reservations_of(id);
-                let live = self.store.live.borrow_mut().get_or_create(id).clone();
-                commit::mark_changed(&self.store, id, &live.last_change);
-                self.store.live.borrow_mut().release(id);
-                Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
-            })
-            .await?;
-        self.upkeep.start_reaping();
-        Ok(())
+        self.rollback_to(volume, &format!("{volume}@{snapshot}")).await
     }
 
     /// Gives `volume` the contents and the size of any other volume or snapshot, such as a sibling's or its parent's,
@@ -184,10 +178,7 @@ impl<D: Device> Pool<D> {
             let from = &meta.directory.find(source)?.record;
             refuse_as_source(from, id, source)?;
             let snapshot = from.id;
-            meta.space.forget_reservations_of(id);
-            let live = self.store.live.borrow_mut().get_or_create(id).clone();
-            commit::mark_changed(&self.store, id, &live.last_change);
-            self.store.live.borrow_mut().release(id);
+            begin_rollback(&self.store, meta, id);
             let dead = VolumeId(meta.next_id);
             self.store.publish(meta, &Record::Rollback { volume: id, snapshot, dead })
         });

@@ -33,19 +33,21 @@ impl Directory {
 
     /// Returns `volume` or `volume@snapshot`, if it exists and is visible.
     pub fn find(&self, name: &str) -> Result<&CatalogEntry> {
-        let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));
+        let not_found = |text: String| Error::new(ErrorKind::NotFound, text);
+        let missing = || not_found(format!("there is no volume or snapshot {name:?}"));
+        let is_folder = |volume: &str| not_found(format!("{volume:?} is a folder, not a volume"));
         let (volume, snapshot) = match name.split_once('@') {
             Some((v, s)) => (v, Some(s)),
             None => (name, None),
         };
-        let mut id = *self.names.get(&(NO_VOLUME, volume.into())).ok_or_else(missing)?;
+        let Some(&(mut id)) = self.names.get(&(NO_VOLUME, volume.into())) else {
+            return Err(if self.has_children(volume) && !volume.is_empty() { is_folder(volume) } else { missing() });
+        };
         if let Some(snapshot) = snapshot {
             id = *self.names.get(&(id, snapshot.into())).ok_or_else(missing)?;
         }
         match self.get(id).filter(|v| !v.pending) {
-            Some(v) if v.record.state == VolumeState::Folder => {
-                Err(Error::new(ErrorKind::NotFound, format!("{name:?} is a folder, not a volume")))
-            }
+            Some(v) if v.record.state == VolumeState::Folder => Err(is_folder(volume)),
             found => found.ok_or_else(missing),
         }
     }
@@ -166,6 +168,12 @@ pub fn entries_within<'a>(directory: &'a Directory, folder: &'a str) -> impl Ite
     let all = from_here.take_while(move |((parent, name), _)| *parent == NO_VOLUME && name.starts_with(folder));
     let all = all.filter(move |((_, name), _)| &**name == folder || name.starts_with(&within));
     all.map(|((_, name), &id)| (&**name, id))
+}
+
+/// Returns the snapshot of volume `id` with this name, if it exists and is visible.
+pub fn snapshot_named(directory: &Directory, id: VolumeId, name: &str) -> Option<VolumeId> {
+    let snapshot = directory.get(*directory.names.get(&(id, name.into()))?)?;
+    (!snapshot.pending).then_some(snapshot.record.id)
 }
 
 /// Returns the numbers of a folder, if it has a record, and of everything in it.
