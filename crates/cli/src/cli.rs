@@ -47,6 +47,7 @@ enum Verb {
     Map(verbs::map::MapArgs),
     #[command(alias = "mv")]
     Rename(verbs::rename::RenameArgs),
+    Swap(verbs::swap::SwapArgs),
     Resize(verbs::resize::ResizeArgs),
     Set(verbs::set::SetArgs),
     Defrag(verbs::defrag::DefragArgs),
@@ -154,6 +155,7 @@ impl Cli {
             Verb::Diff(args) => verbs::diff::run(args, global),
             Verb::Map(args) => verbs::map::run(args, global),
             Verb::Rename(args) => verbs::rename::run(args, global),
+            Verb::Swap(args) => verbs::swap::run(args, global),
             Verb::Resize(args) => verbs::resize::run(args, global),
             Verb::Set(args) => verbs::set::run(args, global),
             Verb::Defrag(args) => verbs::defrag::run(args, global),

@@ -223,6 +223,13 @@ pub mod params {
             /// Its new name, in the same pool.
             to: String,
         }
+        /// Exchanges the names of two volumes or folders, with everything in them.
+        Swap {
+            /// A volume or folder.
+            first: String,
+            /// Another one.
+            second: String,
+        }
         /// Changes the size of a volume.
         Resize {
             /// The volume.
@@ -459,6 +466,7 @@ macro_rules! each_method {
             "diff" Diff => Diff, look::diff;
             "map" Map => PieceMap, look::map;
             "rename" Rename => VolumeRecord, volumes::rename;
+            "swap" Swap => Done, folders::swap;
             "resize" Resize => VolumeRecord, volumes::resize;
             "set" Set => VolumeRecord, volumes::set;
             "defrag" Defrag => Gathering, defrag::defrag;

@@ -239,6 +239,8 @@ bugs! {
     FeatureBitAfterTransaction = "feature-bit-after-transaction",
     /// A rollback to another volume lets that one write in place what both have.
     RollbackKeepsSourceAlone = "rollback-keeps-source-alone",
+    /// Two volumes or folders exchange their names by three renames, one after the other.
+    SwapInSteps = "swap-in-steps",
     /// A fork of a folder's snapshot has the present contents of the volumes.
     ForkOfSnapshotTakesVolume = "fork-of-snapshot-takes-volume",
     /// A rollback of a folder leaves its last volume as it is.

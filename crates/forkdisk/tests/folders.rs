@@ -209,3 +209,42 @@ fn a_volume_goes_back_to_any_other_one_and_keeps_what_is_its_own() {
     lab.tasks.run(lab.pool.wait_freed()).unwrap();
     lab.check();
 }
+
+#[test]
+fn volumes_and_folders_exchange_their_names_with_everything_in_them() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    lab.fork("vm", &["kids/1"]).unwrap();
+    lab.fill("kids/1/disk", 2);
+    lab.fill("other", 3);
+    let swap = |a: &str, b: &str| lab.tasks.run(lab.pool.swap(a, b));
+    let open = lab.pool.volume("vm/disk").unwrap();
+    swap("vm", "kids/1").unwrap();
+    assert_eq!(["vm/disk", "kids/1/disk", "kids/1/disk@s"].map(|name| lab.first(name)), [2, 1, 1]);
+    assert_eq!(open.info().name, "kids/1/disk", "a handle goes with its volume");
+    assert!(lab.pool.find("vm/disk@s").is_err());
+    // A volume and a folder, and back.
+    swap("other", "vm").unwrap();
+    assert_eq!(["vm", "other/disk", "other/state/memory"].map(|name| lab.first(name)), [3, 2, 1]);
+    swap("other", "vm").unwrap();
+    swap("other", "vm/disk").unwrap();
+    assert_eq!(["other", "vm/disk"].map(|name| lab.first(name)), [2, 3]);
+    let before = lab.names();
+    for (a, b, kind, text) in [
+        ("vm", "none", ErrorKind::NotFound, "none"),
+        ("vm", "vm", ErrorKind::Invalid, "are one"),
+        ("vm", "vm/disk", ErrorKind::Invalid, "lies within the other"),
+        ("kids/1/disk@s", "vm", ErrorKind::Invalid, "is no volume or folder"),
+        ("", "vm", ErrorKind::Invalid, "is no volume or folder"),
+    ] {
+        let error = swap(a, b).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
+    }
+    let long = "l".repeat(200);
+    lab.tasks.run(lab.pool.create(&format!("{long}/x"), &CreateOptions::new(MIB, 9))).unwrap();
+    lab.tasks.run(lab.pool.create(&format!("m/{}", "y".repeat(100)), &CreateOptions::new(MIB, 9))).unwrap();
+    let error = swap(&long, "m").unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("longer than 255 bytes"), "{error}");
+    assert_eq!(lab.names().len(), before.len() + 2);
+    lab.check();
+}

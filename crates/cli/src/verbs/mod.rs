@@ -38,6 +38,7 @@ pub mod set;
 pub mod snapshot;
 pub mod stats;
 pub mod stop;
+pub mod swap;
 pub mod top;
 pub mod umount;
 pub mod upgrade;

@@ -42,7 +42,7 @@ fn fork_makes_all_children_at_one_instant_or_none() {
         (vec!["snapshot", "vm@s"], "vm is a folder: -r takes a snapshot of everything in it"),
         (vec!["rollback", "vm@s"], "vm is a folder: -r rolls back everything in it"),
         (vec!["rollback", "-r", "vm@s"], "no volume in the folder \"vm\" has a snapshot \"s\""),
-        (vec!["snapshot", "-r", "none@s"], "no folder \"none\""),
+        (vec!["snapshot", "-r", "none@s"], "no volume or folder none"),
     ] {
         let full: Vec<String> = words
             .iter()
@@ -118,6 +118,31 @@ fn a_volume_goes_back_to_its_origin_and_to_any_other_one() {
     assert!(lab.contents("b")[..65536] == [9; 65536] && lab.contents("b")[65536..] == noise(1, 300_000)[65536..]);
     let run = lab.run(&["rollback", &at("a@s"), "--to", &at("b")]);
     assert!(!run.status.success() && run.stderr.contains("is a snapshot: name a volume"), "{run:?}");
+    lab.assert_clean();
+}
+
+#[test]
+fn a_branch_takes_the_place_of_its_parent_under_its_clients() {
+    let lab = lab();
+    lab.ok(&["fork", &at("vm"), &at("kids/1")]);
+    let server = Server::start(&lab);
+    let mut old = Client::connect(server.socket(), "vm/disk").unwrap();
+    let mut branch = Client::connect(server.socket(), "kids/1/disk").unwrap();
+    branch.write(0, &[9; 4096], false).unwrap();
+    lab.ok(&["swap", &at("vm"), &at("kids/1")]);
+    // Each client keeps its volume; new ones find it by its new name.
+    old.write(4096, &[8; 4096], false).unwrap();
+    branch.write(8192, &[7; 4096], false).unwrap();
+    let mut new = Client::connect(server.socket(), "vm/disk").unwrap();
+    assert_eq!((new.read(0, 1).unwrap(), new.read(8192, 1).unwrap()), (vec![9], vec![7]));
+    assert!(new.read(4096, 4096).unwrap() == noise(1, 300_000)[4096..8192]);
+    for (a, b, why) in [("vm", "vm/disk", "lies within the other"), ("vm", "none", "no volume or folder none")] {
+        let message = lab.run(&["swap", &at(a), &at(b)]).refused();
+        assert!(message.contains(why), "{message}");
+    }
+    drop((old, branch, new));
+    server.stop();
+    assert!(lab.contents("kids/1/disk")[4096..8192] == [8; 4096] && lab.contents("vm/disk")[..4096] == [9; 4096]);
     lab.assert_clean();
 }
 

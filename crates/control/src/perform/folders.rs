@@ -7,7 +7,7 @@ use super::volumes::{split_snapshot, without_clients};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
-use crate::reply::VolumeRecord;
+use crate::reply::{Done, VolumeRecord};
 use crate::session::Session;
 
 /// Refuses the name of a folder where `verb` needs `recursive` for it.
@@ -24,11 +24,26 @@ pub fn volumes_of(session: &Session, name: &str) -> Result<Vec<String>, Failure>
     if session.pool.find(name).is_ok() {
         return Ok(vec![name.to_string()]);
     }
-    let volumes = session.pool.volumes_in(name)?;
+    let missing = |_| Failure::new(ErrorKind::NotFound, format!("there is no volume or folder {name}"));
+    let volumes = session.pool.volumes_in(name).map_err(missing)?;
     if volumes.is_empty() {
         return Err(Failure::new(ErrorKind::NotFound, format!("there is no volume in the folder {name}")));
     }
     Ok(volumes)
+}
+
+pub async fn swap(session: &Session, p: params::Swap, _: &Call) -> Result<Done, Failure> {
+    // The kernel keeps the name under which a device was attached.
+    for name in [&p.first, &p.second] {
+        for volume in volumes_of(session, name)? {
+            refuse_attached(session, &session.pool.find(&volume)?)?;
+            for snapshot in session.pool.snapshots_of(&volume)? {
+                refuse_attached(session, &snapshot)?;
+            }
+        }
+    }
+    session.pool.swap(&p.first, &p.second).await?;
+    Ok(Done {})
 }
 
 pub async fn rollback(session: &Session, p: params::RollbackFolder, call: &Call) -> Result<Vec<VolumeRecord>, Failure> {

@@ -79,6 +79,10 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.changed.extend(clones_of(&catalog.directory, *replaced));
             effect.frees = true;
         }
+        Record::Exchange { a, b } => {
+            [a, b].into_iter().for_each(|name| effect.changed.extend(within_folder(&catalog.directory, name)));
+            effect.frees = true;
+        }
         Record::RenameFolder { from, .. } => effect.changed.extend(within_folder(&catalog.directory, from)),
         // A full pool must not keep origins from being opened, closed and rolled back.
         Record::Unlink { id }

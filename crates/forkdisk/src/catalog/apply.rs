@@ -1,6 +1,6 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use crate::catalog::directory::{self, descent};
+use crate::catalog::directory::{self, descent, names};
 use crate::catalog::{exceptions, parts};
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
@@ -99,6 +99,7 @@ impl Catalog {
             }
             Record::RenameOver { id, name, replaced, kept } => rename_over(self, *id, name, *replaced, *kept)?,
             Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
+            Record::Exchange { a, b } => names::exchange(&mut self.directory, a, b),
             Record::Replace { volume, source, dead } => replace(self, *volume, *source, *dead)?,
             Record::Flatten { id } => {
                 self.record_of(*id)?;

@@ -435,6 +435,10 @@ fn records_of_gathering() -> Vec<Record> {
     ]
 }
 
+fn records_of_exchanges() -> Vec<Record> {
+    vec![Record::Exchange { a: "f".into(), b: "g".into() }]
+}
+
 fn records_of_transactions() -> Vec<Record> {
     let (id, size, chunk, now) = (VolumeId(6), 1 << 30, 1 << 16, 0x6553_f100);
     let parts =
@@ -453,6 +457,7 @@ fn journal_group() {
     assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
     assert_group("journal-group-transaction", &records_of_transactions(), &[]);
+    assert_group("journal-group-exchange", &records_of_exchanges(), &[]);
 }
 
 #[track_caller]

@@ -165,6 +165,8 @@ records! {
         volumes: Vec<VolumeId> = volumes,
         moved: Vec<MovedRun> = moved_runs,
     },
+    /// Everything with the name `a`, or in that folder, has the name `b` from now on, and the other way round.
+    53 => Exchange { a: String = name, b: String = name },
     /// All of these changes or none; see [`is_part`](Record::is_part).
     52 => Transaction { parts: Vec<Record> = parts },
 }

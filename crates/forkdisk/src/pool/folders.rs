@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::catalog::directory::names;
 use crate::catalog::{
-    Catalog, ForkOptions, VolumeInfo, deletable, is_folder, no_such_snapshot, plan_fork, writable_volume,
+    Catalog, CatalogEntry, ForkOptions, VolumeInfo, check_origin_text, deletable, is_folder, no_such_snapshot,
+    plan_fork, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -146,6 +147,20 @@ impl<D: Device> Pool<D> {
         Ok(names)
     }
 
+    /// Exchanges the names of two volumes or folders: `a` takes the place of `b`, and the other way round. Snapshots,
+    /// open handles and everything in a folder go with their volumes.
+    ///
+    /// # Errors
+    /// `NotFound` if one of them does not exist, `Invalid` if one is a snapshot, or in the other, or a name gets too
+    /// long; and those of [changing](crate#errors).
+    pub async fn swap(&self, a: &str, b: &str) -> Result<()> {
+        let record = |meta: &mut Catalog| {
+            check_exchange(meta, a, b)?;
+            Ok((Record::Exchange { a: a.to_string(), b: b.to_string() }, ()))
+        };
+        correct!(self.store.verb(record).await, Bug::SwapInSteps => swap_in_steps(self, a, b).await)
+    }
+
     /// Names of the volumes in a folder that [`rollback_folder`](Self::rollback_folder) would roll back.
     ///
     /// # Errors
@@ -173,6 +188,46 @@ fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<
         return Err(no_such_snapshot(folder, snapshot));
     }
     Ok(targets)
+}
+
+/// Exchanges the names of two volumes or folders by three renames.
+#[cfg(feature = "planted")]
+async fn swap_in_steps<D: Device>(pool: &Pool<D>, a: &str, b: &str) -> Result<()> {
+    check_exchange(&pool.store.meta.borrow(), a, b)?;
+    for (from, to) in [(a, "aside"), (b, a), ("aside", b)] {
+        match pool.rename_folder(from, to) {
+            Ok(()) => pool.flush().await?,
+            Err(_) => pool.rename(from, to).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Refuses names that cannot be exchanged.
+fn check_exchange(meta: &Catalog, a: &str, b: &str) -> Result<()> {
+    for name in [a, b] {
+        if name.contains('@') || name.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("{name:?} is no volume or folder: only these are swapped"),
+            ));
+        }
+        if !is_folder(meta, name) {
+            meta.directory.find(name)?;
+        }
+    }
+    if a == b || a.starts_with(&format!("{b}/")) || b.starts_with(&format!("{a}/")) {
+        return Err(Error::new(ErrorKind::Invalid, format!("{a:?} and {b:?} are one, or one lies within the other")));
+    }
+    for (from, to) in [(a, b), (b, a)] {
+        names::check_renamed(&meta.directory, from, to)?;
+        if let Ok(CatalogEntry { record, .. }) = meta.directory.find(from)
+            && record.origin_record.is_some()
+        {
+            check_origin_text(to, &record.origin, record.stamp.as_ref().map(|stamp| &*stamp.device))?;
+        }
+    }
+    Ok(())
 }
 
 fn refuse_volume(meta: &Catalog, folder: &str) -> Result<()> {

@@ -52,9 +52,10 @@ enum Verb {
     Fork,
     ForkSnapshot,
     RollbackFolder,
+    Swap,
 }
 
-const VERBS: [Verb; 10] = [
+const VERBS: [Verb; 11] = [
     Verb::Create,
     Verb::Clone,
     Verb::Snapshot,
@@ -65,6 +66,7 @@ const VERBS: [Verb; 10] = [
     Verb::Fork,
     Verb::ForkSnapshot,
     Verb::RollbackFolder,
+    Verb::Swap,
 ];
 
 impl Verb {
@@ -117,6 +119,7 @@ impl Verb {
             Verb::ForkSnapshot => {
                 assert_eq!(pool.fork("v@x", &["w"], &ForkOptions::new(9)).await.unwrap().len(), names.len());
             }
+            Verb::Swap => pool.swap("v", "source").await.unwrap(),
             Verb::RollbackFolder => assert_eq!(pool.rollback_folder("v", "x").await.unwrap(), names),
         }
     }

@@ -385,6 +385,7 @@ fn verify(session: &Session, known: &Known) -> Result<Model, Violation> {
         let keys: Vec<Key> = match &p.control {
             Control::Rollback(key, _) | Control::RollbackTo(key, _) | Control::Replace(key, _) => vec![*key],
             Control::RollbackAll(all) => all.iter().map(|&(key, _)| key).collect(),
+            Control::Swap(new) => new.iter().map(|&(key, _)| key).collect(),
             _ => Vec::new(),
         };
         if !keys.is_empty() {

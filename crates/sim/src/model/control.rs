@@ -29,6 +29,8 @@ pub enum Control {
     Rollback(Key, Key),
     /// Renames a volume.
     Rename(Key, String),
+    /// Gives all of these their new names: two volumes or folders have exchanged theirs.
+    Swap(Vec<(Key, String)>),
     /// Resizes a volume.
     Resize(Key, u64),
     /// Deletes all of them.
@@ -44,7 +46,7 @@ pub enum Control {
 impl Control {
     /// Whether it depends on which volumes are in a folder.
     pub fn is_of_folder(&self) -> bool {
-        matches!(self, Control::Fork(_) | Control::SnapshotFolder(_) | Control::RollbackAll(_))
+        matches!(self, Control::Fork(_) | Control::SnapshotFolder(_) | Control::RollbackAll(_) | Control::Swap(_))
     }
 }
 
@@ -151,6 +153,11 @@ impl Model {
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, pending.start),
             Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),
+            Control::Swap(new) => {
+                for (key, name) in new {
+                    self.volumes.get_mut(key).expect("a volume").name.clone_from(name);
+                }
+            }
             Control::Resize(key, size) => {
                 let volume = self.volumes.get_mut(key).expect("a volume");
                 volume.size = *size;

@@ -8,6 +8,9 @@ use crate::types::VolumeId;
 
 use super::super::{CatalogEntry, Directory, check_origin_text};
 
+/// Begins names that no volume can have.
+const ASIDE: char = '\0';
+
 /// How a name in a folder was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
@@ -159,6 +162,19 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
             None => Ok(()),
         }
     })
+}
+
+/// Exchanges the names of what has the name `a`, or is in that folder, and of what has the name `b`.
+pub fn exchange(directory: &mut Directory, a: &str, b: &str) {
+    let within = |from: &str, to: &str| -> Vec<(VolumeId, String)> {
+        entries_within(directory, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect()
+    };
+    let (to_b, to_a) = (within(a, b), within(b, a));
+    // No name may be taken while the other one still has it.
+    for (id, name) in &to_b {
+        directory.rename(*id, &format!("{ASIDE}{name}"));
+    }
+    to_a.iter().chain(&to_b).for_each(|(id, name)| directory.rename(*id, name));
 }
 
 /// The names and numbers of a folder (empty: the root), if it has a record, and of everything in it.

@@ -89,6 +89,7 @@ pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
         Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
             sources.iter().map(|s| s.0).collect()
         }
+        Control::Swap(new) => new.iter().map(|&(key, _)| key).collect(),
         Control::RollbackAll(all) => all.iter().flat_map(|&(volume, snapshot)| [volume, snapshot]).collect(),
         Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
             vec![*key]

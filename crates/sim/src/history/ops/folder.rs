@@ -47,6 +47,16 @@ pub static ROLLBACK_TO: Operation<Volumes> = Operation {
     launch: rollback_to,
 };
 
+/// Two volumes or folders exchange their names.
+pub static SWAP: Operation<Volumes> = Operation {
+    name: "swap",
+    weight: |profile| match profile {
+        Folders => 10,
+        _ => 0,
+    },
+    launch: swap,
+};
+
 /// Returns a folder that has volumes, and these.
 fn drawn_folder(run: &Run, op: &Op) -> Option<(String, Vec<Key>)> {
     let model = &run.known.model;
@@ -122,6 +132,35 @@ fn rollback_to(run: &mut Run, op: &Op) -> Result<(), Violation> {
         let pool = run.session.pool.clone();
         let [name, source] = [key, source].map(|key| run.known.model.name(key));
         (format!("roll back {name} to {source}"), async move { pool.rollback_to(&name, &source).await })
+    })
+}
+
+fn swap(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    run.wait(|o| o.class.is_control())?;
+    let volumes = place::volumes(&run.known.model);
+    let name = |draw: u64| {
+        let name = run.known.model.name(place::choose(&volumes, draw)?);
+        let ends: Vec<usize> = name.match_indices('/').map(|(at, _)| at).chain([name.len()]).collect();
+        Some(name[..ends[Rng::new(draw).index(ends.len())]].to_string())
+    };
+    let (Some(a), Some(b)) = (name(op.draws[0]), name(op.draws[1])) else { return Ok(()) };
+    let is_in = |inner: &str, outer: &str| inner == outer || inner.starts_with(&format!("{outer}/"));
+    // New volumes get names in the folder "f".
+    if is_in(&a, &b) || is_in(&b, &a) || [&a, &b].into_iter().any(|name| name == "f") {
+        return Ok(());
+    }
+    let renamed = |key: Key| {
+        let name = run.known.model.name(key);
+        let new = [(&a, &b), (&b, &a)].into_iter().find(|(from, _)| is_in(&name, from));
+        new.map(|(from, to)| (key, format!("{to}{}", &name[from.len()..])))
+    };
+    let new: Vec<(Key, String)> = volumes.iter().filter_map(|&key| renamed(key)).collect();
+    if new.iter().any(|(_, name)| name.len() > 255) {
+        return Ok(());
+    }
+    control(run, Control::Swap(new), |run| {
+        let pool = run.session.pool.clone();
+        (format!("swap {a} {b}"), async move { pool.swap(&a, &b).await })
     })
 }
 

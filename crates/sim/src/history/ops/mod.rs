@@ -87,6 +87,7 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder::FORK,
     &folder::ROLLBACK_FOLDER,
     &folder::ROLLBACK_TO,
+    &folder::SWAP,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:
