@@ -54,8 +54,13 @@ pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure
 }
 
 /// As [`settle`], for verbs with an effect that does not depend on the freed space. If the file system
-/// under the pool is full, returns the message that says that the space is freed later.
-pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
+/// under the pool is full, returns the message that says that the space is freed later. A daemon frees it in the
+/// background, unless `wait`.
+pub(crate) async fn settle_later(session: &Session, call: &Call, wait: bool) -> Result<Option<String>, Failure> {
+    if session.host().is_daemon() && !wait {
+        session.settle_soon();
+        return Ok(None);
+    }
     match settle(session, call).await {
         Err(failure) if failure.kind == ErrorKind::NoSpace => Ok(Some(failure.message)),
         settled => settled.map(|()| None),

@@ -55,4 +55,4 @@ pub use reply::{
 pub use schema::schema;
 pub use server::{Server, ServerHandle};
 pub use server_options::ServerOptions;
-pub use session::{Guard, Host, NoHost, Session};
+pub use session::{Exchange, Guard, Host, NoHost, Session};

@@ -161,6 +161,9 @@ pub mod params {
             /// see the old contents.
             #[serde(default)]
             force: bool,
+            /// Exchange the contents under the clients: requests in flight end first, later ones see the new contents.
+            #[serde(default)]
+            live: bool,
         }
         /// Gives a volume the contents and the size of any other volume or snapshot. Its number, name, properties and
         /// snapshots stay.
@@ -174,6 +177,9 @@ pub mod params {
             /// see the new contents.
             #[serde(default)]
             force: bool,
+            /// Exchange the contents under the clients: requests in flight end first, later ones see the new contents.
+            #[serde(default)]
+            live: bool,
         }
         /// Gives all volumes in a folder that have a snapshot of one name its contents, all of them or none. Volumes
         /// without it stay as they are.
@@ -352,6 +358,9 @@ pub mod params {
             /// Report what is deleted and the bytes that this frees.
             #[serde(default)]
             count: bool,
+            /// Answer when the space is free, not when the names are durably gone.
+            #[serde(default)]
+            wait: bool,
         }
         /// Makes the pool larger.
         Grow {
@@ -458,9 +467,9 @@ macro_rules! each_method {
             "snapshot" Snapshot => Vec<VolumeRecord>, volumes::snapshot;
             "clone" Clone => Vec<VolumeRecord>, volumes::clone;
             "fork" Fork => Vec<Forked>, fork::fork;
-            "rollback-to" RollbackTo => VolumeRecord, volumes::rollback_to;
+            "rollback-to" RollbackTo => VolumeRecord, rollback::rollback_to;
             "rollback-folder" RollbackFolder => Vec<VolumeRecord>, folders::rollback;
-            "rollback" Rollback => VolumeRecord, volumes::rollback;
+            "rollback" Rollback => VolumeRecord, rollback::rollback;
             "list" List => Vec<VolumeRecord>, look::list;
             "du" Du => Usage, look::du;
             "diff" Diff => Diff, look::diff;
@@ -581,7 +590,8 @@ mod tests {
     #[test]
     fn optional_parameters_may_be_left_out_and_unknown_ones_are_refused() {
         let parse = |params| Request::from_parts("delete", params);
-        let all = params::Delete { objects: vec!["a".into()], recursive: false, dry_run: false, count: false };
+        let all =
+            params::Delete { objects: vec!["a".into()], recursive: false, dry_run: false, count: false, wait: false };
         assert_eq!(parse(json!({"objects": ["a"]})), Ok(Request::Delete(all)));
         assert!(matches!(parse(json!({"objects": ["a"], "really": true})), Err(Unclear::Params(_))));
         assert!(matches!(parse(json!({})), Err(Unclear::Params(_))));

@@ -35,6 +35,15 @@ pub trait Host {
     /// disconnects its users. New users are accepted again when the guard is dropped.
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>>;
 
+    /// The volume `name` is about to get other contents while it is in use: writes back what the kernel has cached of
+    /// it, and claims its devices.
+    ///
+    /// # Errors
+    /// `Busy` if a device of it is mounted, or another exchange is going on.
+    fn exchange<'a>(&'a self, _name: &'a str) -> LocalFuture<Result<Box<dyn Exchange>, Failure>> {
+        Box::pin(async { Ok(Box::new(NoHost) as Box<dyn Exchange>) })
+    }
+
     /// Returns the state of the daemon.
     ///
     /// # Errors
@@ -72,6 +81,11 @@ pub trait Host {
         Box::pin(async {})
     }
 
+    /// Whether the pool stays open after the verb.
+    fn is_daemon(&self) -> bool {
+        false
+    }
+
     /// Reports that a verb has ended. Resolves when the exports match the pool's names.
     fn follow(&self) -> LocalFuture<()> {
         Box::pin(async {})
@@ -91,6 +105,12 @@ pub trait Host {
 /// Refuses new users of a volume while it lives.
 pub trait Guard {}
 
+/// A volume that is getting other contents while it is in use; dropped when it has them or keeps the old ones.
+pub trait Exchange {
+    /// The volume has its new contents. Resolves when no cache has old ones.
+    fn taken_place(&self) -> LocalFuture<Result<(), Failure>>;
+}
+
 /// Host of a pool that is open for one verb only.
 pub struct NoHost;
 
@@ -101,6 +121,12 @@ impl NoHost {
 }
 
 impl Guard for NoHost {}
+
+impl Exchange for NoHost {
+    fn taken_place(&self) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Ok(()) })
+    }
+}
 
 impl Host for NoHost {
     fn users(&self, _name: &str) -> Vec<String> {
@@ -138,7 +164,12 @@ struct Own {
     uses: RefCell<BTreeMap<u64, Vec<&'static str>>>,
     /// Imports and exports under way.
     copies: Cell<usize>,
+    /// A task is about to free the space of deletions.
+    settles: Cell<bool>,
 }
+
+/// Time from a deletion until its space is freed. All deletions in between share the checkpoints.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Most imports and exports at a time: each uses up to about 16 MiB and a thread.
 const MAX_COPIES_COUNT: usize = 16;
@@ -162,6 +193,22 @@ impl Session {
         }
         self.own.copies.set(going_on + 1);
         Ok(Copying { own: self.own.clone() })
+    }
+
+    /// Frees the space of deletions in the background, so that it can be used again and be discarded.
+    pub(crate) fn settle_soon(&self) {
+        if self.own.settles.replace(true) {
+            return;
+        }
+        let session = self.clone();
+        drop(self.runtime.spawn(async move {
+            session.runtime.sleep_for(SETTLE_AFTER).await;
+            session.own.settles.set(false);
+            // A pool that has failed reports that itself; a full host is tried again by the pool.
+            if let Err(error) = session.pool.wait_freed().await {
+                tracing::debug!(%error, "the space of deletions is not free yet");
+            }
+        }));
     }
 
     /// Registers that a verb does `what` with volume number `id` until the guard is dropped.

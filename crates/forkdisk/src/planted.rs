@@ -239,6 +239,8 @@ bugs! {
     FeatureBitAfterTransaction = "feature-bit-after-transaction",
     /// A rollback to another volume lets that one write in place what both have.
     RollbackKeepsSourceAlone = "rollback-keeps-source-alone",
+    /// A rollback of an open volume is acknowledged before it is durable.
+    LiveRollbackNotDurable = "live-rollback-not-durable",
     /// Two volumes or folders exchange their names by three renames, one after the other.
     SwapInSteps = "swap-in-steps",
     /// A fork of a folder's snapshot has the present contents of the volumes.

@@ -21,6 +21,7 @@
 #![deny(clippy::missing_errors_doc)]
 
 mod at_once;
+mod claimed_device;
 mod config;
 mod device;
 mod driver;
@@ -49,6 +50,7 @@ mod timer;
 mod ublk;
 mod watch;
 
+pub use claimed_device::ClaimedDevice;
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice, block_device_user, lock_image};
 pub use eventfd::{EventFd, Kicks};

@@ -534,6 +534,8 @@ const LOOP_CTL_GET_FREE: c_ulong = 0x4c82;
 const LOOP_CONFIGURE: c_ulong = 0x4c0a;
 const LOOP_CLR_FD: c_ulong = 0x4c01;
 const LOOP_SET_CAPACITY: c_ulong = 0x4c07;
+/// `BLKFLSBUF`.
+const DROP_DEVICE_CACHE: c_ulong = 0x1261;
 
 /// Returns the number of an unused loop device.
 pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<c_int> {
@@ -557,6 +559,12 @@ pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) }).map(drop)
+}
+
+/// Writes and drops what the kernel has cached of a block device.
+pub(crate) fn drop_device_cache(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), DROP_DEVICE_CACHE) }).map(drop)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, LocalFuture, Mode, Pool};
 use forkdisk_control::{
-    ClientRecord, Event, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, params,
+    ClientRecord, Event, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, params,
 };
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ServerHandle, nbd_uri};
@@ -18,6 +18,7 @@ use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
 use super::descriptors;
 use super::devices::Devices;
+use super::exchange::LiveExchange;
 use super::exports::ExportLocks;
 use super::hand_over::Successor;
 use super::mounts::Mounts;
@@ -141,6 +142,16 @@ impl Host for Daemon {
         })
     }
 
+    fn exchange<'a>(&'a self, name: &'a str) -> LocalFuture<Result<Box<dyn Exchange>, Failure>> {
+        let (pool, mounts, devices) = (self.pool.clone(), self.mounts.clone(), self.devices(name));
+        let name = name.to_string();
+        Box::pin(async move {
+            let id = pool.find(&name)?.id;
+            let begun = LiveExchange::begin((&name, id), devices, &mounts).await?;
+            Ok(Box::new(begun) as Box<dyn Exchange>)
+        })
+    }
+
     fn status(&self) -> Result<Status, Failure> {
         let record = |client: Client| ClientRecord { peer: client.shown, export: client.export };
         let clients = self.clients.all().into_iter().map(record).collect();
@@ -175,6 +186,10 @@ impl Host for Daemon {
 
     fn server(&self) -> Option<ServerRecord> {
         Some((&self.clients.data.statistics()).into())
+    }
+
+    fn is_daemon(&self) -> bool {
+        true
     }
 
     fn follow(&self) -> LocalFuture<()> {

@@ -11,6 +11,7 @@ pub mod detach;
 pub mod devices;
 mod doors;
 mod earlier;
+mod exchange;
 mod exports;
 pub mod hand_over;
 mod host;

@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
 use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{
-    InUse, MountOptions, MountRecord, OverIoUring, RequestLog, Session, SessionHandle, Volumes, VolumesOptions,
-    connect, unmount,
+    Exchange, InUse, MountOptions, MountRecord, OverIoUring, RequestLog, Session, SessionHandle, Volumes,
+    VolumesOptions, connect, unmount,
 };
 use forkdisk_uring::{Rt, UringDevice};
 
@@ -313,6 +313,17 @@ impl Mounts {
         for volumes in shown {
             volumes.changed(id, offset, len).await;
         }
+    }
+
+    /// Volume `id` is about to get other contents: writes back what the kernel has cached of it on any mount.
+    pub async fn exchange(&self, id: VolumeId) -> std::io::Result<Vec<Exchange<UringDevice>>> {
+        let open = |mounted: &&Mounted| mounted.volumes.is_open(id);
+        let all: Vec<_> = self.0.all.borrow().iter().filter(open).map(|m| m.volumes.clone()).collect();
+        let mut begun = Vec::new();
+        for volumes in all {
+            begun.push(volumes.exchange(id).await?);
+        }
+        Ok(begun)
     }
 
     /// As [`changed`](Self::changed), for all of the volume `name`.

@@ -12,6 +12,8 @@ use crate::size::human;
 use crate::verbs::examples::examples;
 
 /// Delete volumes and snapshots, all of them or none
+///
+/// The daemon of a served pool answers when the names are durably gone, and frees their space in the background.
 #[derive(Args)]
 #[command(after_help = examples![
     "forkdisk delete -n -r /srv/pool.img/vm1",
@@ -29,17 +31,20 @@ pub struct DeleteArgs {
 
     #[arg(short = 'v', long = "verbose")]
     count: bool,
+
+    #[arg(long)]
+    wait: bool,
 }
 
-/// Deletes, and waits until the space is free.
+/// Deletes.
 pub fn run(args: DeleteArgs, global: &Global) -> Result<()> {
     let addresses = args.objects.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let DeleteArgs { recursive, dry_run, .. } = args;
+    let DeleteArgs { recursive, dry_run, wait, .. } = args;
     let access = if dry_run { Access::Read } else { Access::Write };
     let count = dry_run || args.count || global.output.json();
-    let deletion =
-        call(global, &pool, access, params::Delete { objects: names(addresses), recursive, dry_run, count })?;
+    let method = params::Delete { objects: names(addresses), recursive, dry_run, count, wait };
+    let deletion = call(global, &pool, access, method)?;
     if let Some(why) = &deletion.waits {
         tracing::warn!("{why}");
     }

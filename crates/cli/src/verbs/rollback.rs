@@ -14,6 +14,7 @@ use crate::verbs::examples::examples;
 #[command(after_help = examples![
     "forkdisk rollback /srv/pool.img/vm1@monday",
     "forkdisk rollback -r /srv/pool.img/team@monday",
+    "forkdisk rollback --live /srv/pool.img/vm1@clean",
     "forkdisk rollback /srv/pool.img/vm2 --to /srv/pool.img/base@v2",
 ])]
 pub struct RollbackArgs {
@@ -35,6 +36,9 @@ pub struct RollbackArgs {
 
     #[arg(long)]
     force: bool,
+
+    #[arg(long, conflicts_with_all = ["recursive", "force"])]
+    live: bool,
 }
 
 /// Rolls back; changes since the snapshot are lost unless another snapshot holds them.
@@ -51,7 +55,7 @@ pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
         }
         return global.print_if_json(&records);
     }
-    let method = params::Rollback { snapshot: address.name, force: args.force };
+    let method = params::Rollback { snapshot: address.name, force: args.force, live: args.live };
     let record = call(global, &address.pool, Access::Write, method)?;
     if let Some(why) = &record.waits {
         tracing::warn!("{why}");
@@ -67,7 +71,8 @@ fn to_another(args: RollbackArgs, global: &Global) -> Result<()> {
     let pool = same_pool(&addresses)?;
     let mut names = names(addresses).into_iter();
     let (volume, to) = (names.next().unwrap_or_default(), names.next());
-    let record = call(global, &pool, Access::Write, params::RollbackTo { volume, to, force: args.force })?;
+    let method = params::RollbackTo { volume, to, force: args.force, live: args.live };
+    let record = call(global, &pool, Access::Write, method)?;
     if let Some(why) = &record.waits {
         tracing::warn!("{why}");
     }

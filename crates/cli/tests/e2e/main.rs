@@ -60,6 +60,7 @@ mod product;
 mod quota;
 mod readme;
 mod repair;
+mod rollback_live;
 mod scenarios;
 mod served;
 mod service_manager;

@@ -73,7 +73,8 @@ impl Served {
     /// Deletes these objects once the server has noticed that their clients have disconnected.
     #[track_caller]
     fn delete(&mut self, names: &[&str]) {
-        let delete = params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false };
+        let delete =
+            params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false, wait: false };
         wait_until("they are not in use", || match self.control.call(delete.clone(), None, |_| {}) {
             Ok(_) => true,
             Err(failure) if failure.kind == ErrorKind::Busy => false,

@@ -3,7 +3,7 @@
 use forkdisk::ErrorKind;
 
 use super::refuse_attached;
-use super::volumes::{split_snapshot, without_clients};
+use super::rollback::{split_snapshot, without_clients};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
@@ -60,7 +60,7 @@ pub async fn rollback(session: &Session, p: params::RollbackFolder, call: &Call)
         session.host().changed(name).await;
     }
     drop(kept_away);
-    let waits = settle_later(session, call).await?;
+    let waits = settle_later(session, call, false).await?;
     let record = |name: &String| Ok(VolumeRecord { waits: waits.clone(), ..(&session.pool.find(name)?).into() });
     names.iter().map(record).collect()
 }

@@ -11,6 +11,7 @@ mod host;
 mod import;
 mod look;
 mod pool;
+mod rollback;
 mod volumes;
 
 pub use volumes::gather_policy;

@@ -4,13 +4,14 @@ use forkdisk::{Changes, CreateOptions, ErrorKind, ForkOptions, GatherPolicy, NoS
 
 use super::copier::policy;
 use super::folders::{refuse_folder, volumes_of};
+use super::rollback::split_snapshot;
 use super::{refuse_attached, refuse_in_use};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
 use crate::method::params;
 use crate::origins;
 use crate::reply::VolumeRecord;
-use crate::session::{Guard, Session};
+use crate::session::Session;
 use crate::size::human;
 
 fn invalid(text: String) -> Failure {
@@ -40,12 +41,6 @@ pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> Creat
 /// `Invalid` if the text names no policy.
 pub fn gather_policy(name: &str) -> Result<GatherPolicy, Failure> {
     name.parse().map_err(|refused: NoSuchPolicy| invalid(refused.to_string()))
-}
-
-/// Splits `volume@snapshot`.
-pub fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
-    let parts = name.split_once('@');
-    parts.ok_or_else(|| invalid(format!("{name} is a volume: name a snapshot, as in {name}@name")))
 }
 
 /// Refuses a disk of 0 bytes: only an empty file on a mount creates a volume of that length.
@@ -91,86 +86,6 @@ pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Resul
     Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
 }
 
-/// Refuses volumes in use, with `force` after their clients were disconnected. These are kept away while the guards
-/// live, so that none reconnects before the old contents are gone.
-pub async fn without_clients(
-    session: &Session,
-    call: &Call,
-    volumes: &[&str],
-    force: bool,
-) -> Result<Vec<Box<dyn Guard>>, Failure> {
-    let mut kept_away = Vec::new();
-    if force {
-        call.say("disconnecting clients");
-        for volume in volumes {
-            kept_away.push(session.host().evict(volume).await);
-        }
-    }
-    for volume in volumes {
-        let otherwise = "disconnect it first, or --force disconnects the clients of the export";
-        refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
-    }
-    Ok(kept_away)
-}
-
-pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
-    let (volume, snapshot) = split_snapshot(&p.snapshot)?;
-    refuse_folder(session, volume, "rolls back")?;
-    session.pool.find(&p.snapshot)?;
-    // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
-    refuse_attached(session, &session.pool.find(volume)?)?;
-    // Completes a rollback that was interrupted: the new one must also revert what was written since that one began.
-    origins::rolled_back(session, volume, call).await.map_err(|failure| {
-        Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
-    })?;
-    let kept_away = without_clients(session, call, &[volume], p.force).await?;
-    session.pool.rollback(volume, snapshot).await?;
-    session.host().changed(volume).await;
-    drop(kept_away);
-    if session.pool.find(volume)?.is_origin() {
-        origins::rolled_back(session, volume, call).await?;
-    }
-    let waits = settle_later(session, call).await?;
-    Ok(VolumeRecord { waits, ..(&session.pool.find(volume)?).into() })
-}
-
-pub async fn rollback_to(session: &Session, p: params::RollbackTo, call: &Call) -> Result<VolumeRecord, Failure> {
-    let info = session.pool.find(&p.volume)?;
-    let to = match p.to {
-        Some(to) => to,
-        None => origin_of(session, &info)?,
-    };
-    session.pool.find(&to)?;
-    // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
-    refuse_attached(session, &info)?;
-    let kept_away = without_clients(session, call, &[&p.volume], p.force).await?;
-    session.pool.rollback_to(&p.volume, &to).await?;
-    session.host().changed(&p.volume).await;
-    drop(kept_away);
-    let waits = settle_later(session, call).await?;
-    Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
-}
-
-/// Returns the snapshot that a volume was cloned from.
-fn origin_of(session: &Session, info: &VolumeInfo) -> Result<String, Failure> {
-    let name = &info.name;
-    let origin = info.origin_id.and_then(|_| session.pool.find(&info.origin).ok());
-    match origin {
-        Some(origin) if origin.is_snapshot() => Ok(origin.name),
-        Some(origin) => {
-            let text = format!(
-                "{name} was cloned from the volume {}, which may have changed since: --to {} takes what it has now",
-                origin.name, origin.name
-            );
-            Err(invalid(text))
-        }
-        None => Err(Failure::new(
-            ErrorKind::NotFound,
-            format!("{name} is no clone, or what it was cloned from is gone: --to names another source"),
-        )),
-    }
-}
-
 pub async fn rename(session: &Session, p: params::Rename, _: &Call) -> Result<VolumeRecord, Failure> {
     let volume_of = |name: &str| name.split_once('@').map(|(volume, _)| volume.to_string());
     if volume_of(&p.from) != volume_of(&p.to) {
@@ -213,7 +128,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     session.pool.resize(&p.volume, p.size).await?;
     session.host().changed(&p.volume).await;
     // Growing a volume frees nothing.
-    let waits = if p.size < info.size { settle_later(session, call).await? } else { None };
+    let waits = if p.size < info.size { settle_later(session, call, false).await? } else { None };
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 

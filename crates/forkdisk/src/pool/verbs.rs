@@ -172,9 +172,43 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if one of them does not exist, `Busy` if the volume is in use, `ReadOnly` if it is a snapshot,
     /// `Invalid` if one of them is an origin or both are one; and those of [changing](crate#errors).
     pub async fn rollback_to(&self, volume: &str, source: &str) -> Result<()> {
-        let rolled = retry_after_checkpoint(&self.store, |meta| {
+        let found = |meta: &Catalog| {
             let id = writable_volume(meta.directory.find(volume)?, volume)?;
             self.store.refuse_in_use(id, volume)?;
+            Ok(id)
+        };
+        self.publish_rollback(found, source).await?;
+        self.end_rollback().await
+    }
+
+    /// As [`rollback_to`](Self::rollback_to), while the volume is in use: requests in flight end before, and those that
+    /// come meanwhile wait. After it returns, every request shows the new contents. Handles stay open. What clients
+    /// have cached themselves is theirs to drop.
+    ///
+    /// # Errors
+    /// Those of [`rollback_to`](Self::rollback_to) but `Busy`; `Invalid`, too, if the volume or the source shows
+    /// through to an origin.
+    pub async fn rollback_live(&self, volume: &str, source: &str) -> Result<()> {
+        let (target, from) = (self.volume(volume)?, self.volume(source)?);
+        if target.has_backing() || from.has_backing() {
+            let why = format!("{volume:?} or {source:?} shows through to an origin; disconnect the clients first");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let suspended = target.suspend().await?;
+        let found = |meta: &Catalog| {
+            let entry = meta.directory.get(target.id()).ok_or_else(deleted_error)?;
+            writable_volume(entry, volume)
+        };
+        self.publish_rollback(found, source).await?;
+        // Planned writes in place to the source end before its pages are shared.
+        self.store.generations.barrier().await;
+        drop(suspended);
+        correct!(self.end_rollback().await, Bug::LiveRollbackNotDurable => Ok(()))
+    }
+
+    async fn publish_rollback(&self, found: impl Fn(&Catalog) -> Result<VolumeId>, source: &str) -> Result<()> {
+        let rolled = retry_after_checkpoint(&self.store, |meta| {
+            let id = found(meta)?;
             let from = &meta.directory.find(source)?.record;
             refuse_as_source(from, id, source)?;
             let snapshot = from.id;
@@ -182,7 +216,10 @@ impl<D: Device> Pool<D> {
             let dead = VolumeId(meta.next_id);
             self.store.publish(meta, &Record::Rollback { volume: id, snapshot, dead })
         });
-        rolled.await?;
+        rolled.await
+    }
+
+    async fn end_rollback(&self) -> Result<()> {
         // Writes in place of the source that were planned before end first; newer ones break already.
         self.store.generations.barrier().await;
         self.store.clone().commit().await?;

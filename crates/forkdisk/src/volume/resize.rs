@@ -58,6 +58,13 @@ impl<D: Device> Volume<D> {
         self.wait_process_safe(replaced).await
     }
 
+    /// Waits until no request of the volume is running. None begins while the guards live.
+    pub(crate) async fn suspend(&self) -> Result<[RangeGuard; 2]> {
+        let length = self.lock_length().await?;
+        let requests = self.live.locks.lock(0..LENGTH_LOCK_INDEX, LockMode::Exclusive).await;
+        Ok([length, requests])
+    }
+
     /// Refuses a length that the backing does not allow: an origin is as long as its device, and a clone of a
     /// snapshot that grows again would show the origin beyond its shorter length.
     fn check_backing_size(&self, size: u64) -> Result<()> {

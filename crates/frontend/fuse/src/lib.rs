@@ -23,8 +23,9 @@ mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
 pub use notify_worker::NOTIFY;
+pub use off_thread::off_thread;
 pub use session::{
     Handler, Notifier, OverIoUring, PassedQueues, RequestLog, Session, SessionHandle, unmount_patiently,
 };
 pub use syscall_helper::{SyscallHelper, carry_out, probe};
-pub use volumes::{InUse, MountRecord, PassedMount, Volumes, VolumesOptions, Watcher};
+pub use volumes::{Exchange, InUse, MountRecord, PassedMount, Volumes, VolumesOptions, Watcher};

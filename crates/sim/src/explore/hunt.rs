@@ -233,9 +233,11 @@ fn home(planted: Planted) -> Home {
         VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
         TransactionSplitInVolatileLog => return Home::Lasting(Profile::Transactions),
         TransactionSplitOverGroups | FeatureBitAfterTransaction => Profile::Transactions,
-        ForkOfSnapshotTakesVolume | FolderRollbackLeavesLast | RollbackKeepsSourceAlone | SwapInSteps => {
-            Profile::Folders
-        }
+        ForkOfSnapshotTakesVolume
+        | FolderRollbackLeavesLast
+        | RollbackKeepsSourceAlone
+        | SwapInSteps
+        | LiveRollbackNotDurable => Profile::Folders,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.group() == Group::Origins => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,

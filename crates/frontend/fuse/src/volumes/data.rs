@@ -104,6 +104,9 @@ impl<D: Device> Volumes<D> {
 
     pub(super) async fn write(self: Rc<Self>, handle: u64, offset: u64, flags: u32, data: Buf) -> Outcome {
         let file = self.file(handle)?;
+        if flags & write_flags::FROM_CACHE != 0 && self.exchanges.is_outdated(file.volume.id()).await {
+            return Ok(Reply::Stored(data));
+        }
         let end = offset.checked_add(data.len() as u64).ok_or(Failed(libc::EFBIG))?;
         if flags & write_flags::DROP_PRIVILEGES != 0 {
             self.drop_privileges(&file.volume)?;

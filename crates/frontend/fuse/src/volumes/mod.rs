@@ -14,6 +14,7 @@ mod cached;
 mod copiers;
 mod data;
 mod destination;
+mod exchange;
 mod folders;
 mod names;
 mod nodes;
@@ -45,6 +46,7 @@ use cached::Cached;
 use nodes::{Node, Nodes};
 use record::Change;
 
+pub use exchange::Exchange;
 pub use passed::PassedMount;
 pub use record::MountRecord;
 
@@ -129,6 +131,7 @@ pub struct Volumes<D: Device> {
     root_changed: Cell<Time>,
     /// Where what the kernel holds is recorded.
     record: OnceCell<MountRecord>,
+    exchanges: exchange::Exchanges,
 }
 
 /// Called when a volume was changed through the file system, with offset and length of the change
@@ -198,6 +201,7 @@ impl<D: Device> Volumes<D> {
             in_use,
             root_changed,
             record: OnceCell::new(),
+            exchanges: Default::default(),
         })
     }
 

@@ -47,6 +47,16 @@ pub static ROLLBACK_TO: Operation<Volumes> = Operation {
     launch: rollback_to,
 };
 
+/// A volume gets the contents of one of its snapshots while it is written and read.
+pub static ROLLBACK_LIVE: Operation<Volumes> = Operation {
+    name: "rollback-live",
+    weight: |profile| match profile {
+        Folders => 14,
+        _ => 0,
+    },
+    launch: rollback_live,
+};
+
 /// Two volumes or folders exchange their names.
 pub static SWAP: Operation<Volumes> = Operation {
     name: "swap",
@@ -132,6 +142,17 @@ fn rollback_to(run: &mut Run, op: &Op) -> Result<(), Violation> {
         let pool = run.session.pool.clone();
         let [name, source] = [key, source].map(|key| run.known.model.name(key));
         (format!("roll back {name} to {source}"), async move { pool.rollback_to(&name, &source).await })
+    })
+}
+
+fn rollback_live(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    let snapshot = place::choose(&place::snapshots(&run.known.model, None), op.draws[0]);
+    let Some(snapshot) = snapshot else { return Ok(()) };
+    let Some(volume) = run.known.model.get(snapshot).and_then(|v| v.of) else { return Ok(()) };
+    control(run, Control::Rollback(volume, snapshot), |run| {
+        let pool = run.session.pool.clone();
+        let [name, source] = [volume, snapshot].map(|key| run.known.model.name(key));
+        (format!("roll back {name} live to {source}"), async move { pool.rollback_live(&name, &source).await })
     })
 }
 

@@ -88,6 +88,7 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder::ROLLBACK_FOLDER,
     &folder::ROLLBACK_TO,
     &folder::SWAP,
+    &folder::ROLLBACK_LIVE,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:
