@@ -72,6 +72,7 @@ enum Verb {
     Detach(verbs::detach::DetachArgs),
     VhostUser(verbs::vhost_user::VhostUserArgs),
     Upgrade(verbs::upgrade::UpgradeArgs),
+    Run(verbs::run::RunArgs),
     Stop(verbs::stop::StopArgs),
     Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
@@ -87,6 +88,8 @@ enum Verb {
     Keeper(verbs::keeper::KeeperArgs),
     #[command(hide = true)]
     OnMount(verbs::on_mount::OnMountArgs),
+    #[command(hide = true)]
+    OnRun(verbs::run::OnRunArgs),
     #[command(hide = true)]
     WithParent(verbs::with_parent::WithParentArgs),
 }
@@ -115,7 +118,9 @@ impl Cli {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
             // These act on behalf of another process, whatever the file says by now.
-            Verb::HoldFrozen(_) | Verb::Keeper(_) | Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
+            Verb::HoldFrozen(_) | Verb::Keeper(_) | Verb::OnMount(_) | Verb::OnRun(_) | Verb::WithParent(_) => {
+                return Ok(());
+            }
             _ => Given::default(),
         };
         let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
@@ -181,6 +186,8 @@ impl Cli {
             Verb::HoldFrozen(args) => verbs::hold_frozen::run(args),
             Verb::Keeper(args) => verbs::keeper::run(&args),
             Verb::OnMount(args) => verbs::on_mount::run(args),
+            Verb::OnRun(args) => verbs::run::run_on(args),
+            Verb::Run(args) => verbs::run::run(args),
             Verb::WithParent(args) => verbs::with_parent::run(args),
         }?;
         Ok(ExitCode::SUCCESS)

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn every_verb_has_examples_that_its_parser_takes() {
         // Started by forkdisk itself, or by udev.
-        let internal = ["device-links", "hold-frozen", "keeper", "on-mount", "with-parent"];
+        let internal = ["device-links", "hold-frozen", "keeper", "on-mount", "on-run", "with-parent"];
         let definition = Cli::definition();
         for verb in definition.get_subcommands().filter(|verb| !internal.contains(&verb.get_name())) {
             let lines = examples::of(verb);

@@ -157,7 +157,7 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
     let mut waits = None;
     if !p.dry_run {
         session.pool.unprotect(&p.volume, p.recursive).await?;
-        waits = settle_later(session, call, false).await?;
+        waits = settle_later(session, call, true).await?;
     }
     Ok(Deletion { dry_run: p.dry_run, deleted, frees: None, waits })
 }

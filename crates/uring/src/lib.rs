@@ -22,6 +22,7 @@
 
 mod at_once;
 mod claimed_device;
+mod clone_calls;
 mod config;
 mod device;
 mod driver;
@@ -51,6 +52,7 @@ mod ublk;
 mod watch;
 
 pub use claimed_device::ClaimedDevice;
+pub use clone_calls::{CloneAnswer, CloneCall, CloneCalls, CloneSource, pass_clone_calls};
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice, block_device_user, lock_image};
 pub use eventfd::{EventFd, Kicks};

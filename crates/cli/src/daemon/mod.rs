@@ -5,7 +5,7 @@
 //! passes everything on to another process instead (`hand_over`).
 
 mod activation;
-mod channel;
+pub mod channel;
 pub mod descriptors;
 pub mod detach;
 pub mod devices;

@@ -33,17 +33,17 @@ pub struct DeleteArgs {
     count: bool,
 
     #[arg(long)]
-    wait: bool,
+    until_freed: bool,
 }
 
 /// Deletes.
 pub fn run(args: DeleteArgs, global: &Global) -> Result<()> {
     let addresses = args.objects.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let DeleteArgs { recursive, dry_run, wait, .. } = args;
+    let DeleteArgs { recursive, dry_run, until_freed, .. } = args;
     let access = if dry_run { Access::Read } else { Access::Write };
     let count = dry_run || args.count || global.output.json();
-    let method = params::Delete { objects: names(addresses), recursive, dry_run, count, wait };
+    let method = params::Delete { objects: names(addresses), recursive, dry_run, count, until_freed };
     let deletion = call(global, &pool, access, method)?;
     if let Some(why) = &deletion.waits {
         tracing::warn!("{why}");

@@ -33,6 +33,7 @@ pub mod rename;
 pub mod repair;
 pub mod resize;
 pub mod rollback;
+pub mod run;
 pub mod serve;
 pub mod set;
 pub mod snapshot;

@@ -110,7 +110,7 @@ async fn take(
     let taken = taken?;
     if !was_held {
         let objects = taken.iter().map(|record| record.name.clone()).collect();
-        let delete = params::Delete { objects, recursive: false, dry_run: false, count: false, wait: false };
+        let delete = params::Delete { objects, recursive: false, dry_run: false, count: false, until_freed: false };
         caller.call(delete, None).await.context("deleting snapshots that were taken too late")?;
         bail!("the file systems were thawed before the snapshots were taken, which were deleted: see --freeze-limit");
     }

@@ -223,7 +223,7 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     lab.ok(&["snapshot", "small/pool.img/a@x"]);
     fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
     assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
-    let run = lab.run(&["delete", "small/pool.img/a@x"]);
+    let run = lab.run(&["delete", "--until-freed", "small/pool.img/a@x"]);
     assert_eq!(run.status.code(), Some(0), "it is gone: {}", run.stderr);
     let said = run.stderr;
     assert!(said.contains("it is done, but its space is not free yet"), "{said}");

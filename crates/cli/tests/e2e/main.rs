@@ -61,6 +61,7 @@ mod quota;
 mod readme;
 mod repair;
 mod rollback_live;
+mod run_clones;
 mod scenarios;
 mod served;
 mod service_manager;

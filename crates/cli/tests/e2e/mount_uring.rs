@@ -159,7 +159,7 @@ fn a_program_that_fails_to_take_over_loses_no_request_of_a_queue() {
             "without taking over",
         ),
     ] {
-        let text = format!("#!/bin/sh\nprintf '{ready}' >&0\nsleep 0.2\n");
+        let text = format!("#!/bin/sh\nprintf '{ready}' >&0\nsleep 1\n");
         let program = lab.write_file(name, text.as_bytes());
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let message = lab.run(&["upgrade", POOL, "--program", program.to_str().unwrap()]).refused();

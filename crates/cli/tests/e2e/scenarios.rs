@@ -74,7 +74,7 @@ impl Served {
     #[track_caller]
     fn delete(&mut self, names: &[&str]) {
         let delete =
-            params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false, wait: false };
+            params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false, until_freed: true };
         wait_until("they are not in use", || match self.control.call(delete.clone(), None, |_| {}) {
             Ok(_) => true,
             Err(failure) if failure.kind == ErrorKind::Busy => false,

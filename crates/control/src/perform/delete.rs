@@ -12,7 +12,7 @@ use crate::method::params;
 use crate::reply::Deletion;
 use crate::session::Session;
 
-/// Deletes the objects; in a process of its own, or with `wait`, it waits until their space is free.
+/// Deletes the objects; in a process of its own, or with `until_freed`, it waits until their space is free.
 pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
     let names = victims(session, &p).await?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -30,7 +30,7 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
     if !p.dry_run {
         session.pool.delete(&names).await?;
         // The deletion is durable. If the file system under the pool is full, the space is freed later.
-        waits = settle_later(session, call, p.wait).await?;
+        waits = settle_later(session, call, p.until_freed).await?;
     }
     let deleted = names.iter().map(|name| name.to_string()).collect();
     Ok(Deletion { dry_run: p.dry_run, deleted, frees, waits })

@@ -128,7 +128,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     session.pool.resize(&p.volume, p.size).await?;
     session.host().changed(&p.volume).await;
     // Growing a volume frees nothing.
-    let waits = if p.size < info.size { settle_later(session, call, false).await? } else { None };
+    let waits = if p.size < info.size { settle_later(session, call, true).await? } else { None };
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 
