@@ -104,7 +104,8 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
         drop(turn);
         let volatile_file = VolatileFile::of(path, false);
         let read_only = access == Access::Read;
-        let options = host::open_options().with_read_only(read_only).with_volatile(volatile_file.log());
+        let options =
+            host::open_options().with_shared_cache(0).with_read_only(read_only).with_volatile(volatile_file.log());
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;

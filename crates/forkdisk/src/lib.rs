@@ -134,7 +134,7 @@ pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
     VolumeStatistics,
 };
-pub use device::{Buf, Device};
+pub use device::{Buf, Device, SharedCacheStatistics};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{
     Attributes, BreakPolicy, CopierSettings, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,

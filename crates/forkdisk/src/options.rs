@@ -43,6 +43,7 @@ setters! {
     OpenOptions {
         with_read_only read_only: bool,
         with_cache cache: usize,
+        with_shared_cache shared_cache: u64,
         with_dirty dirty: usize,
         with_when_full when_full: WhenFull,
         with_discard discard: impl Into<DiscardPolicy>,

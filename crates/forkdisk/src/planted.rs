@@ -113,6 +113,22 @@ bugs! {
     ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
     /// A deleted volume is forgotten before its space is released.
     DeleteKeepsCounts = "delete-keeps-counts",
+    /// The shared cache keeps a page that is overwritten in place.
+    SharedCacheKeepsOverwritten = "shared-cache-keeps-overwritten",
+    /// The shared cache keeps a page that was freed and is written again.
+    SharedCacheKeepsReused = "shared-cache-keeps-reused",
+    /// The shared cache keeps a page to which a gathered page is moved.
+    SharedCacheKeepsGathered = "shared-cache-keeps-gathered",
+    /// The shared cache keeps a page to which a copied chunk is written.
+    SharedCacheKeepsCopied = "shared-cache-keeps-copied" in Copies,
+    /// The shared cache keeps a page to which the host clones another.
+    SharedCacheKeepsCloned = "shared-cache-keeps-cloned" in Copies,
+    /// The shared cache keeps what a read that failed left in its buffer.
+    SharedCacheKeepsFailed = "shared-cache-keeps-failed",
+    /// A read that is in flight while its page is overwritten leaves the old contents in the shared cache.
+    SharedReadOutlivesWrite = "shared-read-outlives-write",
+    /// A read that begins while its page is being overwritten leaves its contents in the shared cache.
+    SharedReadDuringWrite = "shared-read-during-write",
     /// Recovery accepts a group without verifying its data checksums.
     VouchedNotVerified = "vouched-not-verified",
     /// A page covered by a checksum of a group on the device is written in place.

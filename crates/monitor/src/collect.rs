@@ -81,6 +81,7 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
         cache_hits: s.cache_hits,
         cache_misses: s.cache_misses,
         cache_bytes: s.cache_bytes,
+        shared_cache: (&s.shared_cache).into(),
         reaped: s.reaped,
         dropped: s.dropped,
         freed_bytes: s.freed_bytes,

@@ -90,7 +90,7 @@ fn single(all: &mut Vec<Family>, kind: &'static str, name: &'static str, help: &
 }
 
 fn pool_gauges(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 15] = [
+    let list: [(&str, &str, Value); 16] = [
         ("forkdisk_pool_size_bytes", "Length of the pool.", |s| s.pool.size),
         ("forkdisk_pool_used_bytes", "Space in use.", |s| s.pool.used),
         ("forkdisk_pool_free_bytes", "Space that new writes can use.", |s| s.pool.free),
@@ -112,6 +112,7 @@ fn pool_gauges(all: &mut Vec<Family>) {
             s.pool.scattered
         }),
         ("forkdisk_cache_bytes", "Map tables in memory.", |s| s.activity.cache_bytes),
+        ("forkdisk_shared_cache_bytes", "Shared data in memory.", |s| s.activity.shared_cache.bytes),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "gauge", name, help, value));
 }
@@ -171,11 +172,21 @@ fn origins(all: &mut Vec<Family>) {
 }
 
 fn activity(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 8] = [
+    let list: [(&str, &str, Value); 12] = [
         ("forkdisk_journal_records_total", "Records appended to the journal.", |s| s.activity.records),
         ("forkdisk_checkpoints_total", "Checkpoints that have ended.", |s| s.activity.checkpoints),
         ("forkdisk_cache_hits_total", "Lookups that found their map table in memory.", |s| s.activity.cache_hits),
         ("forkdisk_cache_misses_total", "Map tables and count pages that were read.", |s| s.activity.cache_misses),
+        ("forkdisk_shared_cache_hits_total", "Shared pages found in memory.", |s| s.activity.shared_cache.hits),
+        ("forkdisk_shared_cache_misses_total", "Shared pages read from the device.", |s| {
+            s.activity.shared_cache.misses
+        }),
+        ("forkdisk_shared_cache_joined_total", "Shared pages taken from a read of another request.", |s| {
+            s.activity.shared_cache.joined
+        }),
+        ("forkdisk_shared_cache_evictions_total", "Shared pages that made room for others.", |s| {
+            s.activity.shared_cache.evictions
+        }),
         ("forkdisk_reaped_volumes_total", "Deleted volumes whose space was released entirely.", |s| s.activity.reaped),
         ("forkdisk_dropped_snapshots_total", "Snapshots deleted because the pool was full.", |s| s.activity.dropped),
         ("forkdisk_freed_bytes_total", "Space that checkpoints made free.", |s| s.activity.freed_bytes),

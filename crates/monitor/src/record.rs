@@ -1,7 +1,10 @@
 //! The record of all counters. Sizes are bytes, times nanoseconds unless their name
 //! says otherwise. Counters start at 0 when the pool is opened.
 
-use forkdisk::{Histogram, Operation, OperationStatistics, OriginStatistics, PoolInfo, Requests, VolumeStatistics};
+use forkdisk::{
+    Histogram, Operation, OperationStatistics, OriginStatistics, PoolInfo, Requests, SharedCacheStatistics,
+    VolumeStatistics,
+};
 use forkdisk_nbd::ServerStatistics;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +68,29 @@ pub struct RequestsRecord {
     pub count: u64,
     /// Bytes of all of them.
     pub bytes: u64,
+}
+
+/// The shared cache; all but `bytes` are counts of pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SharedCacheRecord {
+    /// Data in it.
+    pub bytes: u64,
+    /// Pages found in it.
+    pub hits: u64,
+    /// Shared pages read from the device.
+    pub misses: u64,
+    /// Pages that came from a read of another request.
+    pub joined: u64,
+    /// Pages that made room for others.
+    pub evictions: u64,
+}
+
+impl From<&SharedCacheStatistics> for SharedCacheRecord {
+    fn from(s: &SharedCacheStatistics) -> SharedCacheRecord {
+        let SharedCacheStatistics { bytes, hits, misses, joined, evictions, .. } = *s;
+        SharedCacheRecord { bytes, hits, misses, joined, evictions }
+    }
 }
 
 /// A distribution over powers of two.
@@ -178,6 +204,9 @@ pub struct ActivityRecord {
     pub cache_misses: u64,
     /// Tables in memory.
     pub cache_bytes: u64,
+    /// The shared cache.
+    #[serde(default)]
+    pub shared_cache: SharedCacheRecord,
     /// Deleted volumes whose space was freed completely.
     pub reaped: u64,
     /// Droppable snapshots deleted because the pool was full.

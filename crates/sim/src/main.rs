@@ -64,6 +64,9 @@ struct Args {
     /// Replay it with freed space retained, so that it is discarded late.
     #[arg(long, requires = "seed")]
     retain: bool,
+    /// Replay it with a small shared cache.
+    #[arg(long, requires = "seed")]
+    shared_cache: bool,
     /// Explore all histories of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive: Option<u64>,
@@ -181,8 +184,8 @@ fn run(args: &Args) -> Result<bool, String> {
     }
     if let Some(seed) = args.seed {
         let (profile, keep, cache) = (args.profile, args.keep.clone(), args.cache);
-        let (lasting, retain) = (args.lasting, args.retain);
-        let recipe = Recipe { profile, keep, aim, cache, lasting, retain, ..Recipe::new(seed, args.steps) };
+        let (lasting, retain, shared) = (args.lasting, args.retain, args.shared_cache);
+        let recipe = Recipe { profile, keep, aim, cache, lasting, retain, shared, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
         let told = args.account && report.violation.is_none();
         report.account.iter().filter(|_| told).for_each(|line| println!("{line}"));

@@ -149,6 +149,9 @@ keys! {
     LOW_WATER "low_water" Kind::Share, Serve, "5%",
         "Free space below which a warning is logged, a size or percent of the pool; 0: never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
+    SHARED_CACHE "shared_cache" Kind::Size, Serve, "256M",
+        "Data kept in memory that several volumes or snapshots refer to, so that it is read once for all of them; 0: \
+        none";
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most changed metadata that is not yet in a checkpoint";
     COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s",
         "Longest time until an acknowledged write is committed and flushed in the background; 0: never";

@@ -133,6 +133,7 @@ pub(super) fn settings(config: &Configuration) -> Result<Settings> {
         syslog: config.path(&key::SYSLOG),
         pool: host::open_options()
             .with_cache(config.size(&key::CACHE)?)
+            .with_shared_cache(config.size(&key::SHARED_CACHE)? as u64)
             .with_dirty(config.size(&key::DIRTY)?)
             .with_discard(discard_policy(config)?)
             .with_commit_interval(config.time(&key::COMMIT_INTERVAL)?)

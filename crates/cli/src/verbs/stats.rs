@@ -99,6 +99,18 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     add("checkpoints", a.checkpoints.to_string());
     add("cache_hits", a.cache_hits.to_string());
     add("cache_misses", a.cache_misses.to_string());
+    let c = &a.shared_cache;
+    add(
+        "shared_cache",
+        format!(
+            "{} ({} hits, {} misses, {} joined, {} evicted)",
+            table.size(c.bytes),
+            c.hits,
+            c.misses,
+            c.joined,
+            c.evictions
+        ),
+    );
     add("reaped_volumes", a.reaped.to_string());
     add("dropped_snapshots", a.dropped.to_string());
     add("retained", table.size(a.retained_bytes));

@@ -2,6 +2,7 @@
 
 use super::{Counter, RequestCounters, VolumeStatistics};
 use super::{Histogram, HistogramCounter};
+use crate::device::SharedCacheStatistics;
 
 /// Requests and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct PoolStatistics {
     pub cache_misses: u64,
     /// Bytes of tables in memory, clean and changed.
     pub cache_bytes: u64,
+    /// The shared cache of data.
+    pub shared_cache: SharedCacheStatistics,
     /// Deleted volumes whose maps were released completely.
     pub reaped: u64,
     /// Droppable snapshots of origins that were deleted because the pool was full.

@@ -5,8 +5,10 @@
 //! in the order of the calls: a call submits at once and returns a future for the completion only.
 
 mod buf;
+mod cached;
 mod forward;
 mod in_flight;
+mod shared_cache;
 mod stripes;
 
 use std::future::Future;
@@ -14,6 +16,8 @@ use std::io;
 
 pub(crate) use buf::add_segment;
 pub use buf::{BUF_ALIGN_BYTES, Buf, BufMemory, BufPool, IoResult, MemorySource, Segment, Segments};
+pub(crate) use cached::CachedDevice;
+pub use shared_cache::SharedCacheStatistics;
 pub use stripes::{Array, StripedDevice, Stripes};
 
 /// A disk as the engine sees it.

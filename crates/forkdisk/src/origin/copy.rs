@@ -14,7 +14,7 @@ use crate::catalog::{Catalog, Failure, exceptions};
 use crate::copier::{
     Client, CopyError, CopySource, Job, JobGroup, JobHandle, MAX_DESTINATIONS, Piece, Place, WriteGate,
 };
-use crate::device::Device;
+use crate::device::{CachedDevice, Device};
 use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record};
 use crate::planted::correct;
@@ -365,7 +365,7 @@ fn job<D: Device>(
     copies: &[&PageCopy],
     group: &JobGroup,
     gate: &WriteGate,
-) -> Job<D> {
+) -> Job<CachedDevice<D>> {
     let (at, len) = (copies[0].at, copies[0].len);
     let real = ((at.0 + len) * PAGE_BYTES).min(origin.size) - at.0 * PAGE_BYTES;
     let place = Place { device: origin.device.clone(), offset: at.0 * PAGE_BYTES };

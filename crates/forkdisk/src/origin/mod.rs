@@ -32,7 +32,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::device::{CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, VolumeRecord};
 use crate::planted::correct;
@@ -46,7 +46,7 @@ pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions};
 /// An origin whose device is open.
 pub struct Origin<D> {
     pub id: VolumeId,
-    pub device: Rc<D>,
+    pub device: Rc<CachedDevice<D>>,
     /// Length in bytes.
     pub size: u64,
     /// Bytes of a chunk.
@@ -85,7 +85,7 @@ pub struct WriteIntent {
 }
 
 impl<D: Device> Origin<D> {
-    fn new(id: VolumeId, device: Rc<D>, size: u64, chunk: u64, written: u32) -> Origin<D> {
+    fn new(id: VolumeId, device: Rc<CachedDevice<D>>, size: u64, chunk: u64, written: u32) -> Origin<D> {
         Origin {
             id,
             device,

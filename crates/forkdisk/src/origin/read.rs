@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use crate::catalog::{ExceptionView, PageSource};
-use crate::device::{Buf, Device, Segment, Segments, add_segment};
+use crate::device::{Buf, CachedDevice, Device, Segment, Segments, add_segment};
 use crate::error::{Error, Result};
 use crate::planted::correct;
 use crate::store::Store;
@@ -83,7 +83,7 @@ impl<D: Device> Origin<D> {
         (result.map_err(failed), buf)
     }
 
-    async fn fetch(&self, device: &D, buf: Buf, segments: Segments) -> (std::io::Result<()>, Buf) {
+    async fn fetch(&self, device: &CachedDevice<D>, buf: Buf, segments: Segments) -> (std::io::Result<()>, Buf) {
         if segments.is_empty() { (Ok(()), buf) } else { device.read(buf, segments).await }
     }
 }

@@ -8,7 +8,7 @@ use crate::catalog::{
     Catalog, Changes, SOME_CHECKPOINT_PAGES, VolumeInfo, check_origin_text, check_size, exceptions,
     refuse_during_rollback,
 };
-use crate::device::{Device, Segment};
+use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp, VolumeRecord, VolumeState, ZONES};
 use crate::planted::correct;
@@ -153,7 +153,7 @@ impl<D: Device> Origins<D> {
         let identity = Identity { modified, fingerprint: 0 };
         let hashes = sample::hashes(&device, size).await?;
         let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
-        let device = Rc::new(device);
+        let device = CachedDevice::new(device, 0);
         let publish = |meta: &mut Catalog| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
@@ -208,7 +208,7 @@ impl<D: Device> Origins<D> {
             }
         }
         let written = record.stamp.as_ref().map_or(u32::MAX, |stamp| stamp.written);
-        let mut origin = Origin::new(id, Rc::new(device), size, record.chunk, written);
+        let mut origin = Origin::new(id, CachedDevice::new(device, 0), size, record.chunk, written);
         if !store.options.read_only {
             // After a kill, written data may be in a volatile cache only: flush, so that what is read and
             // stamped from now on stays.

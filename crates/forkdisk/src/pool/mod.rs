@@ -92,7 +92,7 @@ impl<D: Device> Pool<D> {
 
     /// The device below.
     pub fn device(&self) -> &D {
-        &self.store.device
+        self.store.device.inner()
     }
 
     /// Makes all acknowledged changes durable.

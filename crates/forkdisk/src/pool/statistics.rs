@@ -24,6 +24,7 @@ impl<D: Device> Pool<D> {
             records: meta.journal.appended(),
             cache_hits: meta.tables.hits(),
             cache_bytes: (meta.tables.len() * PAGE_SIZE) as u64,
+            shared_cache: store.device.statistics(),
             retained_bytes: meta.space.retained().pages() * PAGE_SIZE as u64,
             reaping: self.store.reaping.get(),
             ..counted

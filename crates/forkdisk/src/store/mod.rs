@@ -30,7 +30,7 @@ use std::rc::{Rc, Weak};
 use crate::catalog::Catalog;
 use crate::copier::{Client, Copier};
 use crate::counters::PoolCounters;
-use crate::device::Device;
+use crate::device::{CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::journal::invalidate;
@@ -53,7 +53,7 @@ pub use view::{Root, View, roots_of};
 
 /// The device of an open pool, its catalog, and what writes the one to the other.
 pub struct Store<D> {
-    pub device: Rc<D>,
+    pub device: Rc<CachedDevice<D>>,
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Catalog>,
@@ -67,7 +67,7 @@ pub struct Store<D> {
     pub orphans_left: Cell<bool>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
-    pub copier: Copier<D>,
+    pub copier: Copier<CachedDevice<D>>,
     pub generations: Generations,
     pub commits: commit::Commits,
     pub interval: commit::Interval,

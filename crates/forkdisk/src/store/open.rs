@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::catalog::{Catalog, Failure};
 use crate::copier::Copier;
-use crate::device::{Device, Segment};
+use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     CopierSettings, CountEntry, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper, SLOTS_PER_PAGE,
@@ -206,7 +206,7 @@ impl<D: Device> Store<D> {
             alloc::set_stripe(&mut meta.space, stripe);
         }
         space::retained::set_limit(&mut meta.space, options.discard.retained_bytes() / PAGE_SIZE as u64);
-        let device = Rc::new(device);
+        let device = CachedDevice::new(device, options.shared_cache);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
         Ok(Rc::new(Store {
             device,

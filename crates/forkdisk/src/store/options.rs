@@ -86,6 +86,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Bytes of clean metadata kept in memory (default 32 MiB).
     pub cache: usize,
+    /// Most bytes of data kept in memory that several volumes or snapshots refer to, so that each page is read once
+    /// (default 256 MiB; 0: none).
+    pub shared_cache: u64,
     /// Most bytes of dirty metadata (default 64 MiB).
     pub dirty: usize,
     /// What happens to a write that needs space when there is none (default: `Error`).
@@ -132,12 +135,13 @@ pub enum EarlyGroups {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        let (cache, dirty) = (32 << 20, 64 << 20);
+        let (cache, shared_cache, dirty) = (32 << 20, 256 << 20, 64 << 20);
         let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
         let (volatile, commit_interval, background_commit) = (None, Duration::ZERO, 256 << 10);
         OpenOptions {
             read_only: false,
             cache,
+            shared_cache,
             dirty,
             when_full,
             discard: DiscardPolicy::LATER,

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::device::{Device, Segment};
+use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CountEntry, CountLog, Layout, SUPERBLOCK_PAGES, Superblock};
 use crate::origin::Origins;
@@ -34,7 +34,7 @@ pub type Replacement = (u64, Box<[u8; PAGE_SIZE]>);
 
 /// A planned repair.
 pub struct Repair<D> {
-    device: Rc<D>,
+    device: Rc<CachedDevice<D>>,
     /// Identity of the pool.
     pub uuid: [u8; 16],
     /// Volumes and snapshots whose maps were read.

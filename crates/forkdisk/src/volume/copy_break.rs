@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use crate::catalog::{Catalog, Failure, pages_of};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
-use crate::device::{Buf, Device};
+use crate::device::{Buf, CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::live::{CopyPart, InflightBreak, QuotaClaims};
 use crate::map::{Run, Stop, lookup};
@@ -358,8 +358,14 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    fn job(&self, copy: &ChunkCopy, group: &JobGroup) -> Job<D> {
+    fn job(&self, copy: &ChunkCopy, group: &JobGroup) -> Job<CachedDevice<D>> {
         let place = |page: PageAddr| Place { device: self.store.device.clone(), offset: page.offset() };
+        let target = |page: PageAddr| {
+            correct!(
+                place(page),
+                Bug::SharedCacheKeepsCopied => Place { device: self.store.device.unseen().clone(), ..place(page) }
+            )
+        };
         let source = |&(len, old): &(u64, OldContents)| {
             let from = match old {
                 OldContents::At(page) => CopySource::Device(place(page)),
@@ -371,7 +377,7 @@ impl<D: Device> Volume<D> {
         let (first, pages) = (copy.at, copy.pages());
         Job {
             source: copy.from.iter().map(source).collect(),
-            destinations: smallvec![place(copy.to)],
+            destinations: smallvec![target(copy.to)],
             near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
             group: group.clone(),
             checksums: Vec::new(),

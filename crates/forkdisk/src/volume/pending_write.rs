@@ -9,6 +9,8 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
+#[cfg(feature = "planted")]
+use crate::device::CachedDevice;
 use crate::device::{Buf, Device, IoResult, Segment, Segments, add_segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, Record};
@@ -317,7 +319,7 @@ impl<D: Device> Volume<D> {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &whole, &segments);
-                let write = self.submit(whole, segments, more);
+                let write = self.submit(&work.plan, whole, segments, more);
                 self.record_early(&work.plan);
                 queued.submitted(&work.merged);
                 (write.await.0, buf)
@@ -326,7 +328,7 @@ impl<D: Device> Volume<D> {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
                 work.plan.checksum_data(&self.store.meta.borrow().journal, &buf, &segments);
-                let write = self.submit(buf, segments, more);
+                let write = self.submit(&work.plan, buf, segments, more);
                 self.record_early(&work.plan);
                 queued.submitted(&work.merged);
                 write.await
@@ -343,9 +345,19 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Submits a data write with the hint whether more writes follow.
-    fn submit(&self, buf: Buf, segments: Segments, more: bool) -> impl Future<Output = IoResult> + 'static {
-        let device = &self.store.device;
+    /// Submits a planned data write with the hint whether more writes follow.
+    fn submit(
+        &self,
+        _plan: &WritePlan,
+        buf: Buf,
+        segments: Segments,
+        more: bool,
+    ) -> impl Future<Output = IoResult> + 'static {
+        let device = correct!(
+            &self.store.device,
+            Bug::SharedCacheKeepsOverwritten => unseen_if(&self.store.device, _plan.faults.is_empty()),
+            Bug::SharedCacheKeepsReused => unseen_if(&self.store.device, !_plan.faults.is_empty())
+        );
         device.cork(more);
         let write = device.write(buf, segments, false);
         // Writes of the engine itself are awaited: no further write follows.
@@ -425,6 +437,12 @@ impl<D: Device> Volume<D> {
         page[partial.within..partial.within + partial.len].copy_from_slice(&data[partial.at..partial.at + partial.len]);
         Ok(page)
     }
+}
+
+/// The device, or the same, whose changes the shared cache does not see.
+#[cfg(feature = "planted")]
+fn unseen_if<D: Device>(device: &Rc<CachedDevice<D>>, unseen: bool) -> &Rc<CachedDevice<D>> {
+    if unseen { device.unseen() } else { device }
 }
 
 /// Reads the old contents of the new page of `partial`.

@@ -14,6 +14,16 @@ use super::backing::Backing;
 struct ReadPlan {
     segments: Segments,
     holes: Vec<(usize, usize)>,
+    /// Parts of the buffer for pages to which other volumes or snapshots refer, or did.
+    shared: Vec<(usize, usize)>,
+}
+
+/// Adds a part of the buffer; extends the last part if it is contiguous with it.
+fn add_part(parts: &mut Vec<(usize, usize)>, at: usize, len: usize) {
+    match parts.last_mut() {
+        Some((before, had)) if *before + *had == at => *had += len,
+        _ => parts.push((at, len)),
+    }
 }
 
 impl<D: Device> Volume<D> {
@@ -82,7 +92,7 @@ impl<D: Device> Volume<D> {
     fn plan_read(&self, meta: &mut Catalog, offset: u64, len: u64) -> std::result::Result<ReadPlan, Failure> {
         let record = meta.directory.of_handle(self.id);
         let (mut at, end) = (offset, offset + len);
-        let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
+        let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new(), shared: Vec::new() };
         while at < end {
             let page = VirtualPage(at / PAGE_SIZE as u64);
             let pages = (end.div_ceil(PAGE_SIZE as u64)) - page.0;
@@ -90,11 +100,13 @@ impl<D: Device> Volume<D> {
             let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
             let (place, part) = ((at - offset) as usize, (stop - at) as usize);
             match run.data {
-                None => match plan.holes.last_mut() {
-                    Some((at, before)) if *at + *before == place => *before += part,
-                    _ => plan.holes.push((place, part)),
-                },
-                Some((addr, _)) => add_segment(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, part),
+                None => add_part(&mut plan.holes, place, part),
+                Some((addr, birth)) => {
+                    add_segment(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, part);
+                    if birth <= record.shared_at {
+                        add_part(&mut plan.shared, place, part);
+                    }
+                }
             }
             at = stop;
         }
@@ -105,7 +117,7 @@ impl<D: Device> Volume<D> {
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.store.generations.enter();
         let mut retry = Retry::new(&self.store);
-        let ReadPlan { segments, holes } = loop {
+        let ReadPlan { segments, holes, shared } = loop {
             let failure = match self.plan_read(&mut self.store.meta.borrow_mut(), offset, buf.len() as u64) {
                 Ok(planned) => break planned,
                 Err(failure) => failure,
@@ -118,8 +130,14 @@ impl<D: Device> Volume<D> {
         if segments.is_empty() {
             return (Ok(holes), buf);
         }
-        self.store.counters.data_reads.add(&segments);
-        let (result, buf) = self.store.device.read(buf, segments).await;
+        let (result, buf) = if shared.is_empty() {
+            self.store.counters.data_reads.add(&segments);
+            self.store.device.read(buf, segments).await
+        } else {
+            let count = |segments: &Segments| self.store.counters.data_reads.add(segments);
+            // Boxed: this future is moved with every read.
+            Box::pin(self.store.device.read_shared(buf, segments, &shared, count)).await
+        };
         drop(plan);
         match result {
             Ok(()) => (Ok(holes), buf),

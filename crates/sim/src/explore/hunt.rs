@@ -60,8 +60,14 @@ fn known(bug: Planted) -> impl Iterator<Item = Attempt> {
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         (name == bug.name()).then_some(())?;
-        let World { profile, cache, lasting, retain } = World::parse(profile);
-        Some(Attempt::Random(Recipe { cache, lasting, retain, ..Attempt::recipe(seed.parse().ok()?, profile?) }))
+        let World { profile, cache, lasting, retain, shared } = World::parse(profile);
+        Some(Attempt::Random(Recipe {
+            cache,
+            lasting,
+            retain,
+            shared,
+            ..Attempt::recipe(seed.parse().ok()?, profile?)
+        }))
     })
 }
 
@@ -80,6 +86,9 @@ impl Attempt {
             Home::Lasting(profile) => return Attempt::lasting(seed, profile),
             Home::Retaining(profile) => {
                 return Attempt::Random(Recipe { retain: true, ..Attempt::recipe(seed, profile) });
+            }
+            Home::Sharing(profile) => {
+                return Attempt::Random(Recipe { shared: true, ..Attempt::recipe(seed, profile) });
             }
             Home::Struck => return Attempt::Struck(OriginCase::struck(hunt, i as usize)),
         }
@@ -201,6 +210,8 @@ enum Home {
     Lasting(Profile),
     /// The same with freed space retained.
     Retaining(Profile),
+    /// The same with a small shared cache.
+    Sharing(Profile),
     /// Two concurrent operations on an origin, of which a flush fails.
     Struck,
     /// Damaged metadata.
@@ -230,6 +241,13 @@ fn home(planted: Planted) -> Home {
         RetainedDiscardedUnguarded | RetainedOutlivesAllocation | RetainedReturnedTwice => {
             return Home::Retaining(Profile::Forks);
         }
+        SharedCacheKeepsOverwritten | SharedCacheKeepsReused | SharedReadOutlivesWrite => {
+            return Home::Sharing(Profile::Forks);
+        }
+        SharedReadDuringWrite => return Home::Sharing(Profile::Races),
+        SharedCacheKeepsGathered => return Home::Sharing(Profile::Gathering),
+        SharedCacheKeepsCopied | SharedCacheKeepsCloned => return Home::Sharing(Profile::Copies),
+        SharedCacheKeepsFailed => return Home::Sharing(Profile::Faults),
         VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
         TransactionSplitInVolatileLog => return Home::Lasting(Profile::Transactions),
         TransactionSplitOverGroups | FeatureBitAfterTransaction => Profile::Transactions,

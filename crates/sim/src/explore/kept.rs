@@ -30,10 +30,12 @@ pub(super) struct World {
     pub lasting: bool,
     /// With freed space retained.
     pub retain: bool,
+    /// With a small shared cache.
+    pub shared: bool,
 }
 
 impl World {
-    /// Parses `origins/12288` or `-/12288/lasting/retain`; `-`: drawn from the seed.
+    /// Parses `origins/12288` or `-/12288/lasting/retain/shared`; `-`: drawn from the seed.
     pub(super) fn parse(text: &str) -> World {
         let mut words = text.split('/');
         let profile = words.next().and_then(Profile::from_name);
@@ -42,6 +44,7 @@ impl World {
             match word {
                 "lasting" => world.lasting = true,
                 "retain" => world.retain = true,
+                "shared" => world.shared = true,
                 bytes => world.cache = bytes.parse().ok(),
             }
         }
@@ -57,9 +60,9 @@ fn parse(text: &str) -> Vec<Kept> {
             let mut words = line.split_whitespace();
             let seed = words.next()?.parse().ok()?;
             let steps = words.next()?.parse().ok()?;
-            let World { profile, cache, lasting, retain } = words.next().map_or(World::default(), World::parse);
+            let World { profile, cache, lasting, retain, shared } = words.next().map_or(World::default(), World::parse);
             let why = words.collect::<Vec<_>>().join(" ");
-            let recipe = Recipe { profile, cache, lasting, retain, ..Recipe::new(seed, steps) };
+            let recipe = Recipe { profile, cache, lasting, retain, shared, ..Recipe::new(seed, steps) };
             Some(Kept { recipe, why })
         })
         .collect()

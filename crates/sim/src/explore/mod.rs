@@ -48,6 +48,8 @@ pub struct Recipe {
     pub lasting: bool,
     /// Freed space is retained, within small limits.
     pub retain: bool,
+    /// There is a small shared cache.
+    pub shared: bool,
 }
 
 /// A cache of so few tables that any lookup can miss (the engine keeps a few more in any case).
@@ -55,14 +57,16 @@ pub const FEW_TABLES: usize = 12 << 10;
 
 /// Returns new histories: `n` of one profile, or of profiles drawn from their seeds and additionally some
 /// with origins (a fifth and a quarter of `n`). Every other one has a cache of a few tables, every other
-/// two memory that outlives the process, and every other four retain freed space.
+/// two memory that outlives the process, every other four retain freed space, and every other eight have a shared
+/// cache.
 pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec<Recipe> {
     let some = |profile, n: usize, steps: usize| {
         (0..n as u64).map(move |i| {
             let (cache, lasting) =
                 ((base + i).is_multiple_of(2).then_some(FEW_TABLES), ((base + i) / 2).is_multiple_of(2));
             let retain = ((base + i) / 4).is_multiple_of(2);
-            Recipe { profile, cache, lasting, retain, ..Recipe::new(base + i, steps) }
+            let shared = ((base + i) / 8).is_multiple_of(2);
+            Recipe { profile, cache, lasting, retain, shared, ..Recipe::new(base + i, steps) }
         })
     };
     let mut all: Vec<Recipe> = some(profile, n, steps).collect();
@@ -88,7 +92,7 @@ impl Recipe {
     /// Creates the plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
         let (profile, keep, aim, dense, cache) = (None, None, None, None, None);
-        Recipe { seed, steps, profile, keep, aim, dense, cache, lasting: false, retain: false }
+        Recipe { seed, steps, profile, keep, aim, dense, cache, lasting: false, retain: false, shared: false }
     }
 
     fn setup(&self) -> Setup {
@@ -97,7 +101,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
-        (setup.lasting, setup.retain) = (self.lasting, self.retain);
+        (setup.lasting, setup.retain, setup.shared) = (self.lasting, self.retain, self.shared);
         setup
     }
 
@@ -128,7 +132,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
-        (setup.lasting, setup.retain) = (self.lasting, self.retain);
+        (setup.lasting, setup.retain, setup.shared) = (self.lasting, self.retain, self.shared);
         let mut ops = setup.operations(self.steps);
         if let Some(keep) = &self.keep {
             ops.retain(|op| keep.contains(&op.number));
@@ -152,6 +156,9 @@ impl Recipe {
         }
         if self.retain {
             line.push_str(" --retain");
+        }
+        if self.shared {
+            line.push_str(" --shared-cache");
         }
         if let Some(keep) = &self.keep {
             let _ = write!(line, " --keep {}", ranges(keep));
@@ -226,11 +233,12 @@ mod tests {
             aim: Some(CrashPoint { step: 70, mask: Some(9) }),
             cache: Some(FEW_TABLES),
             retain: true,
+            shared: true,
             ..Recipe::new(4, 20)
         };
         assert_eq!(
             recipe.flags(),
-            "--seed 4 --steps 20 --profile forks --cache 12288 --retain --keep 1-2,5 --crash 70 --mask 9"
+            "--seed 4 --steps 20 --profile forks --cache 12288 --retain --shared-cache --keep 1-2,5 --crash 70 --mask 9"
         );
     }
 }

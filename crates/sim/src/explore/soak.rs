@@ -156,7 +156,8 @@ fn batch(base: u64) -> Vec<Recipe> {
             let cache = i.is_multiple_of(2).then_some(FEW_TABLES);
             let lasting = (seed / 2).is_multiple_of(2);
             let retain = (seed / 4).is_multiple_of(2);
-            Recipe { profile: Some(profile), cache, lasting, retain, ..Recipe::new(seed, steps) }
+            let shared = (seed / 8).is_multiple_of(2);
+            Recipe { profile: Some(profile), cache, lasting, retain, shared, ..Recipe::new(seed, steps) }
         })
         .collect()
 }

@@ -15,6 +15,6 @@ mod small;
 pub use crate::driver::{CrashPoint, Op, PATIENCE_STEPS, Stats, Violation, judge};
 pub use op::{Profile, Setup};
 pub use pool_image::{Contents, PoolImage, page_of, read_all};
-pub use recover::{Session, discard_policy, lasting_options, new_memory, open_options, unasked_commits};
+pub use recover::{Session, discard_policy, lasting_options, new_memory, open_options, shared_cache, unasked_commits};
 pub use run::run_history;
 pub use small::{Small, run_small};

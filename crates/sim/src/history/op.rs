@@ -165,6 +165,8 @@ pub struct Setup {
     pub lasting: bool,
     /// Whether freed space is retained.
     pub retain: bool,
+    /// Whether there is a shared cache.
+    pub shared: bool,
 }
 
 impl Setup {
@@ -246,6 +248,7 @@ impl Setup {
             },
             lasting: false,
             retain: false,
+            shared: false,
         }
     }
 
@@ -270,6 +273,7 @@ impl Setup {
             slow: None,
             lasting: false,
             retain: false,
+            shared: false,
         }
     }
 

@@ -87,6 +87,11 @@ pub fn discard_policy(retain: bool, discard: bool, seed: u64) -> DiscardPolicy {
     DiscardPolicy::Later { bytes, time: Duration::from_millis(*rng.pick(&[0, 1, 20, 500, 600_000])) }
 }
 
+/// Returns the bytes of the shared cache: if there is one, few pages.
+pub fn shared_cache(shared: bool, seed: u64) -> u64 {
+    if shared { *Rng::new(mix(&[seed, 45])).pick(&[1, 16, 256, 4096]) << 12 } else { 0 }
+}
+
 /// Lets a third of the runs begin a background commit every few records, and half of them write the group of each first
 /// write early.
 pub fn unasked_commits(options: OpenOptions, seed: u64) -> OpenOptions {
@@ -110,6 +115,7 @@ pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptio
     let has_clock = mix(&[setup.seed, 41]).is_multiple_of(3);
     unasked_commits(lasting_options(memory), setup.seed)
         .with_cache(setup.cache)
+        .with_shared_cache(shared_cache(setup.shared, setup.seed))
         .with_dirty(setup.dirty)
         .with_when_full(setup.when_full)
         .with_discard(discard_policy(setup.retain, setup.discard, setup.seed))

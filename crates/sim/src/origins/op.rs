@@ -64,6 +64,8 @@ pub struct Setup {
     pub lasting: bool,
     /// Whether freed space is retained.
     pub retain: bool,
+    /// Whether there is a shared cache.
+    pub shared: bool,
 }
 
 impl Setup {
@@ -127,6 +129,7 @@ impl Setup {
             cut_deletions: 0,
             lasting: false,
             retain: false,
+            shared: false,
         }
     }
 
@@ -161,6 +164,7 @@ impl Setup {
             cut_deletions: 0,
             lasting: false,
             retain: false,
+            shared: false,
         }
     }
 

@@ -11,7 +11,7 @@ use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Fill, Frozen, LyingDevice, Medium, SimDisk};
 use crate::driver::{Entrance, Instant, Life, PATIENCE_STEPS, Stats, Violation, judge};
 use crate::executor::Executor;
-use crate::history::{discard_policy, lasting_options, new_memory, unasked_commits};
+use crate::history::{discard_policy, lasting_options, new_memory, shared_cache, unasked_commits};
 use crate::model::{Applied, Control, Key, Listing, Rule};
 use crate::rng::{Rng, mix};
 
@@ -107,7 +107,12 @@ fn p6(what: impl Into<String>) -> Violation {
 
 fn options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
     let discard = discard_policy(setup.retain, true, setup.seed);
-    let options = lasting_options(memory).with_cache(setup.cache).with_dirty(setup.dirty).with_discard(discard);
+    let shared = shared_cache(setup.shared, setup.seed);
+    let options = lasting_options(memory)
+        .with_shared_cache(shared)
+        .with_cache(setup.cache)
+        .with_dirty(setup.dirty)
+        .with_discard(discard);
     unasked_commits(options, setup.seed)
 }
 

@@ -21,7 +21,7 @@ use smallvec::smallvec;
 
 use crate::catalog::Failure;
 use crate::copier::{CopyError, CopySource, Job, JobGroup, JobHandle, Piece, Place};
-use crate::device::Device;
+use crate::device::{CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::MovedRun;
 use crate::map::Stop;
@@ -325,10 +325,12 @@ async fn copy_gathered<D: Device>(
 }
 
 /// Returns one job for each contiguous destination.
-fn jobs<D: Device>(upkeep: &Upkeep<D>, moved: &[MovedRun]) -> Vec<Job<D>> {
-    let place = |page: PageAddr| Place { device: upkeep.store.device.clone(), offset: page.offset() };
+fn jobs<D: Device>(upkeep: &Upkeep<D>, moved: &[MovedRun]) -> Vec<Job<CachedDevice<D>>> {
+    let device = &upkeep.store.device;
+    let place = |page: PageAddr| Place { device: device.clone(), offset: page.offset() };
+    let target = |page: PageAddr| correct!(place(page), Bug::SharedCacheKeepsGathered => unseen(device, page));
     let group = JobGroup::default();
-    let mut jobs: Vec<(u64, Job<D>)> = Vec::new();
+    let mut jobs: Vec<(u64, Job<CachedDevice<D>>)> = Vec::new();
     for run in moved {
         let len = u64::from(run.len) * PAGE_SIZE as u64;
         let piece = Piece { len, from: CopySource::Device(place(run.from)) };
@@ -339,13 +341,19 @@ fn jobs<D: Device>(upkeep: &Upkeep<D>, moved: &[MovedRun]) -> Vec<Job<D>> {
             }
             _ => {
                 let near = jobs.len() as u64..jobs.len() as u64 + 1;
-                let (source, destinations) = (vec![piece], smallvec![place(run.to)]);
+                let (source, destinations) = (vec![piece], smallvec![target(run.to)]);
                 let job = Job { source, destinations, near, group: group.clone(), checksums: Vec::new(), hold: None };
                 jobs.push((run.to.0 + u64::from(run.len), job));
             }
         }
     }
     jobs.into_iter().map(|(_, job)| job).collect()
+}
+
+/// A place on the device that the shared cache does not see.
+#[cfg(feature = "planted")]
+fn unseen<D: Device>(device: &CachedDevice<D>, page: PageAddr) -> Place<CachedDevice<D>> {
+    Place { device: device.unseen().clone(), offset: page.offset() }
 }
 
 async fn publish_gathered<D: Device>(
