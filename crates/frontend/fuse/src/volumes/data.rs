@@ -102,28 +102,41 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Data(buf))
     }
 
-    pub(super) async fn write(self: Rc<Self>, handle: u64, offset: u64, flags: u32, data: Buf) -> Outcome {
-        let file = self.file(handle)?;
-        if flags & write_flags::FROM_CACHE != 0 && self.exchanges.is_outdated(file.volume.id()).await {
-            return Ok(Reply::Stored(data));
+    /// Not an `async` function, which would hold its arguments twice.
+    pub(super) fn write(
+        self: Rc<Self>,
+        handle: u64,
+        offset: u64,
+        flags: u32,
+        data: Buf,
+    ) -> impl Future<Output = Outcome> {
+        let file = self.file(handle);
+        async move {
+            let file = file?;
+            if flags & write_flags::FROM_CACHE != 0
+                && self.exchanges.has(file.volume.id())
+                && Box::pin(self.exchanges.is_outdated(file.volume.id())).await
+            {
+                return Ok(Reply::Stored(data));
+            }
+            let end = offset.checked_add(data.len() as u64).ok_or(Failed(libc::EFBIG))?;
+            if flags & write_flags::DROP_PRIVILEGES != 0 {
+                self.drop_privileges(&file.volume)?;
+            }
+            if end > file.volume.size() {
+                Box::pin(file.volume.grow_to(end)).await.map_err(too_large)?;
+            }
+            if !is_direct(flags) {
+                self.cached.add(file.volume.id(), offset, data.len() as u64);
+            }
+            let (result, data) = file.volume.write(offset, data, false).await;
+            // Also after an error: a part may be written.
+            if let Some(visible) = self.make_visible(file.volume.id(), (offset, data.len() as u64), is_direct(flags)) {
+                visible.await;
+            }
+            result?;
+            Ok(Reply::Stored(data))
         }
-        let end = offset.checked_add(data.len() as u64).ok_or(Failed(libc::EFBIG))?;
-        if flags & write_flags::DROP_PRIVILEGES != 0 {
-            self.drop_privileges(&file.volume)?;
-        }
-        if end > file.volume.size() {
-            Box::pin(file.volume.grow_to(end)).await.map_err(too_large)?;
-        }
-        if !is_direct(flags) {
-            self.cached.add(file.volume.id(), offset, data.len() as u64);
-        }
-        let (result, data) = file.volume.write(offset, data, false).await;
-        // Also after an error: a part may be written.
-        if let Some(visible) = self.make_visible(file.volume.id(), (offset, data.len() as u64), is_direct(flags)) {
-            visible.await;
-        }
-        result?;
-        Ok(Reply::Stored(data))
     }
 
     pub(super) async fn copy_range(

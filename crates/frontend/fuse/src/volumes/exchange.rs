@@ -34,6 +34,11 @@ impl State {
 }
 
 impl Exchanges {
+    /// Whether `id` is getting other contents.
+    pub(super) fn has(&self, id: VolumeId) -> bool {
+        self.0.borrow().contains_key(&id)
+    }
+
     /// Waits while it is open whether `id` gets other contents. Returns whether a write from the cache of the kernel
     /// was one to the old contents.
     pub(super) async fn is_outdated(&self, id: VolumeId) -> bool {
