@@ -15,7 +15,7 @@ use super::shared_cache::{ChangeGuard, SharedCache, SharedCacheStatistics, Share
 use super::{Buf, Device, IoResult, Segments, add_segment};
 use crate::planted::correct;
 
-/// See the module.
+/// A device with a shared cache, or without one.
 pub struct CachedDevice<D> {
     inner: Rc<D>,
     cache: Option<Rc<SharedCache>>,
@@ -27,7 +27,7 @@ impl<D: Device> CachedDevice<D> {
         Rc::new(CachedDevice { inner: Rc::new(inner), cache: (bytes > 0).then(|| SharedCache::new(bytes)) })
     }
 
-    /// The same device, whose changes the cache does not see. It is never freed.
+    /// The device without the cache: changes made through it leave the cache as it is. It is never freed.
     #[cfg(feature = "planted")]
     pub(crate) fn unseen(&self) -> &'static Rc<CachedDevice<D>> {
         Box::leak(Box::new(Rc::new(CachedDevice { inner: self.inner.clone(), cache: None })))

@@ -439,7 +439,7 @@ impl<D: Device> Volume<D> {
     }
 }
 
-/// The device, or the same, whose changes the shared cache does not see.
+/// The device with its shared cache, or without it.
 #[cfg(feature = "planted")]
 fn unseen_if<D: Device>(device: &Rc<CachedDevice<D>>, unseen: bool) -> &Rc<CachedDevice<D>> {
     if unseen { device.unseen() } else { device }

@@ -40,7 +40,7 @@ pub struct RunArgs {
     words: Vec<OsString>,
 }
 
-/// Replace this process by a program whose clones go to another one
+/// Run a program, with its clone calls passed to another process
 #[derive(Args)]
 pub struct OnRunArgs {
     /// The socket of the process that makes the clones
