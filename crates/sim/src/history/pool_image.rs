@@ -80,6 +80,12 @@ pub fn image_of(run: &mut Run, ops: &[Op], closed: bool) -> Result<PoolImage, Vi
     run.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })?.map_err(unsettled)?;
     let earlier = at_rest(run)?;
     some(run, &ops[half..])?;
+    flush(run, None)?;
+    run.drain()?;
+    // A commit without data. It tells that those before it are durable; otherwise the last one tells that, and losing
+    // it unnoticed undoes the one before it, too, when a page with a checksum in it has been overwritten.
+    create(run, "quiet".into(), PAGE as u64)?;
+    run.drain()?;
     let before = at_rest(run)?;
     touch_all(run)?;
     if closed {
