@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use forkdisk::{NAME_MARKS, is_name_character};
+use forkdisk::{NAME_MARKS, has_sound_escapes, is_name_character};
 use forkdisk_control::runtime_dir;
 
 /// Longest name of a volume or a snapshot, in bytes.
@@ -170,6 +170,8 @@ fn check_volume_name(name: &str) -> Result<()> {
     if name.len() > MAX_NAME_BYTES {
         bail!("the name {name} is {} bytes long: at most {MAX_NAME_BYTES} are allowed", name.len());
     }
+    // What a mount keeps of removed files.
+    let name = name.strip_prefix(".snapshots/").unwrap_or(name);
     name.split('/').try_for_each(|part| check_part(name, part))
 }
 
@@ -184,6 +186,9 @@ fn check_part(name: &str, part: &str) -> Result<()> {
              no part empty, '.', '..' or '.snapshots'",
             name.escape_debug()
         );
+    }
+    if !has_sound_escapes(part) {
+        bail!("the name '{name}' is not allowed: '%' stands only before the number of a byte that needs it: '%40'");
     }
     Ok(())
 }
@@ -223,7 +228,7 @@ mod tests {
     fn bad_names_are_refused() {
         let long = "n".repeat(256);
         for name in
-            ["a//b", "a/../b", ".", "a@", "@x", "a@x@y", "a b ", "a%", "a/.snapshots/x", "ä", "a\n", "a/", &long]
+            ["a//b", "a/../b", ".", "a@", "@x", "a@x@y", "a b ", "a%", "a/.snapshots/x", "a%41", "a\n", "a/", &long]
         {
             assert!(parse(name, Some(Path::new("/p"))).is_err(), "{name}");
         }

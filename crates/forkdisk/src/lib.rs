@@ -128,7 +128,7 @@ mod types;
 mod upkeep;
 mod volume;
 
-pub use catalog::{Changes, CreateOptions, ForkOptions, NAME_MARKS, Protection, VolumeInfo, is_name_character};
+pub use catalog::{Changes, CreateOptions, ForkOptions, Protection, VolumeInfo};
 pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
@@ -137,12 +137,14 @@ pub use counters::{
 pub use device::{Buf, Device, SharedCacheStatistics};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{
-    Attributes, BreakPolicy, CopierSettings, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,
+    Attributes, BreakPolicy, CopierSettings, FileKind, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,
 };
 #[cfg(feature = "planted")]
 pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
-pub use names::{NoSuchName, parse_uuid, uuid_text};
+pub use names::{
+    NAME_MARKS, NoSuchName, escape_name, has_sound_escapes, is_name_character, parse_uuid, unescape_name, uuid_text,
+};
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
 pub use pool::{Child, Pool};
 pub use runtime::{LocalFuture, Runtime};

@@ -1,5 +1,6 @@
 //! Texts of public values, as every interface shows them: the command line, the control protocol, metrics.
 
+mod escape;
 #[cfg(feature = "serde")]
 mod written;
 
@@ -10,6 +11,7 @@ use crate::error::ErrorKind;
 use crate::format::{BreakPolicy, OriginFull, SnapshotFlags};
 use crate::types::{Mode, VolumeKind};
 
+pub use escape::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character, unescape_name};
 #[cfg(feature = "serde")]
 pub(crate) use written::{none_if_empty, none_if_zero, uuid};
 
@@ -72,6 +74,9 @@ names! {
         Volume "volume",
         Snapshot "snapshot",
         Origin "origin",
+        Link "link",
+        Fifo "fifo",
+        Socket "socket",
     }
     BreakPolicy {
         Split "split",

@@ -263,6 +263,12 @@ bugs! {
     ForkOfSnapshotTakesVolume = "fork-of-snapshot-takes-volume",
     /// A rollback of a folder leaves its last volume as it is.
     FolderRollbackLeavesLast = "folder-rollback-leaves-last",
+    /// A symbolic link, FIFO or socket becomes a regular file when its attributes are set.
+    ChangedModeForgetsKind = "changed-mode-forgets-kind",
+    /// Snapshots that are kept apart are found under another volume, but still belong to the one they were taken of.
+    KeptSnapshotStaysWithVolume = "kept-snapshot-stays-with-volume",
+    /// A symbolic link has a name, but not the path that it refers to.
+    LinkNamedBeforeWritten = "link-named-before-written",
     /// Records that the checkpoint contains are replayed once more.
     RecoveryReplaysTwice = "recovery-replays-twice",
     /// Records of an earlier open are replayed.

@@ -139,6 +139,12 @@ pub enum VolumeKind {
     Snapshot,
     /// An origin: a device that is protected in place.
     Origin,
+    /// A symbolic link on a mount.
+    Link,
+    /// A FIFO on a mount.
+    Fifo,
+    /// A socket on a mount.
+    Socket,
 }
 
 /// A set of pages of a block: one bit for each.

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use forkdisk::device::Buf;
 use forkdisk::testing::{Inline, MemoryDevice};
 use forkdisk::{
-    Attributes, Changes, Child, CreateOptions, ErrorKind, ForkOptions, FormatOptions, OpenOptions, OriginPlace, Pool,
-    ProtectOptions, SnapshotFlags,
+    Attributes, Changes, Child, CreateOptions, ErrorKind, FileKind, ForkOptions, FormatOptions, OpenOptions,
+    OriginPlace, Pool, ProtectOptions, SnapshotFlags, VolumeKind,
 };
 
 const MIB: u64 = 1 << 20;
@@ -246,5 +246,77 @@ fn volumes_and_folders_exchange_their_names_with_everything_in_them() {
     let error = swap(&long, "m").unwrap_err();
     assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("longer than 255 bytes"), "{error}");
     assert_eq!(lab.names().len(), before.len() + 2);
+    lab.check();
+}
+
+#[test]
+fn links_and_special_files_are_kept_and_forked_and_are_no_disks() {
+    let lab = lab();
+    let attributes = Attributes { mode: 0o640, ..Attributes::of_no_owner(3) };
+    lab.tasks.run(lab.pool.create_link("vm/link", b"disk", attributes, 3)).unwrap();
+    for (name, kind) in [("vm/fifo", FileKind::Fifo), ("vm/api.sock", FileKind::Socket)] {
+        lab.pool.create_special(name, kind, attributes, 3).unwrap();
+    }
+    lab.pool.set_attributes(lab.pool.find("vm/fifo").unwrap().id, Attributes { mode: 0o600, ..attributes }).unwrap();
+    lab.snapshot("vm", "s").unwrap();
+    lab.fork("vm", &["a"]).unwrap();
+    let options = ForkOptions::new(8).with_mode(0o600);
+    lab.tasks.run(lab.pool.fork("vm@s", &["b"], &options)).unwrap();
+    for folder in ["vm", "a", "b"] {
+        let kinds: Vec<(String, FileKind)> = lab.pool.children(folder);
+        let kind = |name: &str| kinds.iter().find(|(found, _)| found == name).unwrap().1;
+        assert_eq!(
+            ["link", "fifo", "api.sock", "disk", "state"].map(kind),
+            [FileKind::Link, FileKind::Fifo, FileKind::Socket, FileKind::File, FileKind::Folder]
+        );
+        let link = lab.pool.find(&format!("{folder}/link")).unwrap();
+        assert_eq!((link.kind, link.attributes.unwrap().mode & 0o7777), (VolumeKind::Link, 0o640));
+        assert_eq!(lab.tasks.run(lab.pool.read_link(link.id)).unwrap(), b"disk");
+        for name in ["link", "fifo", "api.sock"] {
+            let error = lab.pool.volume(&format!("{folder}/{name}")).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        }
+    }
+    assert_eq!(lab.pool.volume("vm/link@s").err().unwrap().kind(), ErrorKind::Invalid);
+    let link = lab.pool.find("vm/link@s").unwrap();
+    assert_eq!(lab.tasks.run(lab.pool.read_link(link.id)).unwrap(), b"disk");
+    let refused = lab.tasks.run(lab.pool.rollback_to("vm/disk", "vm/link")).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+    for bad in [&b""[..], &[b'x'; 4096]] {
+        let refused = lab.tasks.run(lab.pool.create_link("vm/bad", bad, attributes, 3)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+    }
+    lab.check();
+}
+
+#[test]
+fn a_folders_snapshot_stays_as_it_was_when_files_are_replaced_renamed_and_removed() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    lab.fill("vm/disk", 2);
+    // As on a mount: `disk` is replaced, `memory` renamed.
+    lab.tasks.run(lab.pool.create("vm/new", &CreateOptions::new(MIB, 7))).unwrap();
+    for name in ["vm/disk", "vm/state/memory"] {
+        lab.pool.keep_snapshots(name, 9).unwrap();
+        lab.pool.keep_snapshots(name, 9).unwrap();
+    }
+    lab.pool.rename_file("vm/new", "vm/disk", true).unwrap();
+    lab.pool.rename_file("vm/state/memory", "vm/memory", false).unwrap();
+    assert_eq!(lab.first("vm/disk@s"), 1, "of the file that had this name");
+    assert!(lab.pool.find("vm/memory@s").is_err());
+    let names = |folder: &str| -> Vec<String> {
+        lab.pool.children_of_snapshot(folder, "s").into_iter().map(|(name, _)| name).collect()
+    };
+    assert_eq!((names("vm"), names("vm/state")), (vec!["disk".into(), "state".into()], vec!["memory".into()]));
+    lab.fork("vm@s", &["kid"]).unwrap();
+    assert_eq!((lab.first("kid/disk"), lab.first("kid/state/memory")), (1, 1));
+    assert!(lab.pool.find("kid/memory").is_err());
+    // The name is taken, and the folder takes along what it had.
+    assert_eq!(lab.tasks.run(lab.pool.snapshot(&[("vm/disk", "s")], 9)).unwrap_err().kind(), ErrorKind::Exists);
+    lab.snapshot("vm", "t").unwrap();
+    lab.pool.rename_folder("vm", "old").unwrap();
+    assert_eq!((lab.first("old/disk@s"), lab.first("old/disk@t")), (1, 0));
+    lab.pool.remove_snapshots_in("old", "s").unwrap();
+    assert!(!lab.names().iter().any(|name| name.starts_with(".snapshots")), "{:?}", lab.names());
     lab.check();
 }

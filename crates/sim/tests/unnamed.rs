@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use forkdisk::device::Buf;
 use forkdisk::testing::MemoryDevice;
-use forkdisk::{Attributes, Child, CreateOptions, ErrorKind, FormatOptions, OpenOptions, Pool};
+use forkdisk::{Attributes, Child, CreateOptions, ErrorKind, FileKind, FormatOptions, OpenOptions, Pool};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
@@ -93,6 +93,6 @@ fn only_a_volume_without_a_name_is_named_and_only_with_a_free_one() {
         }
         pool.name_volume(&volume, "a/c").await.unwrap();
         assert_eq!(pool.name_volume(&volume, "a/d").await.unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(pool.children("a"), [("b".to_string(), false), ("c".to_string(), false)]);
+        assert_eq!(pool.children("a"), [("b".to_string(), FileKind::File), ("c".to_string(), FileKind::File)]);
     });
 }

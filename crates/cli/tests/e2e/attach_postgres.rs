@@ -10,13 +10,13 @@ use crate::attach::Attaching;
 use crate::harness::{LIMIT, Limited, POOL, missing, noise, succeed, wait_until};
 
 /// User that runs the servers, which refuse to run as root.
-const NOBODY: &str = "65534";
+pub const NOBODY: &str = "65534";
 /// Number of clients of the load, and transactions of each.
 const CLIENTS: &str = "4";
 const TRANSACTIONS: &str = "300";
 
 /// Returns the newest installed PostgreSQL; `None` (after saying why) if there is none.
-fn programs() -> Option<PathBuf> {
+pub fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let found = versions.map(|version| version.path().join("bin")).filter(|bin| bin.join("initdb").exists()).max();
     if found.is_none() {
@@ -26,7 +26,7 @@ fn programs() -> Option<PathBuf> {
 }
 
 /// A server with its own data folder. Killed when dropped.
-struct Postgres {
+pub struct Postgres {
     bin: PathBuf,
     data: PathBuf,
     sockets: PathBuf,
@@ -34,7 +34,7 @@ struct Postgres {
 
 impl Postgres {
     #[track_caller]
-    fn start(bin: &Path, data: PathBuf, sockets: PathBuf) -> Postgres {
+    pub fn start(bin: &Path, data: PathBuf, sockets: PathBuf) -> Postgres {
         fs::create_dir_all(&sockets).unwrap();
         fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
         let server = Postgres { bin: bin.to_path_buf(), data, sockets };
@@ -50,20 +50,20 @@ impl Postgres {
         as_nobody(&self.bin, program)
     }
 
-    fn client(&self, program: &str) -> Command {
+    pub fn client(&self, program: &str) -> Command {
         let mut command = self.run(program);
         command.arg("-h").arg(&self.sockets).args(["-U", "postgres"]);
         command
     }
 
     #[track_caller]
-    fn query(&self, sql: &str) -> String {
+    pub fn query(&self, sql: &str) -> String {
         succeed(self.client("psql").args(["-X", "-A", "-t", "-c", sql, "postgres"])).trim().to_string()
     }
 
     /// Invariant of every transaction of the load: all balances, and the history, have the same sum.
     #[track_caller]
-    fn transactions_of_whole_database(&self) -> u64 {
+    pub fn transactions_of_whole_database(&self) -> u64 {
         let sums = self.query(
             "select (select sum(abalance) from pgbench_accounts) = (select sum(tbalance) from pgbench_tellers) \
              and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches) \
@@ -73,7 +73,7 @@ impl Postgres {
         self.query("select count(*) from pgbench_history").parse().unwrap()
     }
 
-    fn stop(&self, how: &str) {
+    pub fn stop(&self, how: &str) {
         let _ = self.run("pg_ctl").arg("-D").arg(&self.data).args(["-w", "-m", how, "stop"]).output_within(LIMIT);
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Postgres {
     }
 }
 
-fn as_nobody(bin: &Path, program: &str) -> Command {
+pub fn as_nobody(bin: &Path, program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]).arg(bin.join(program));
     command.current_dir("/").env("LC_ALL", "C");

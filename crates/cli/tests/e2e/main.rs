@@ -8,6 +8,8 @@ mod attach_postgres;
 mod attach_used;
 mod bad_input;
 mod bench;
+mod beside;
+mod beside_programs;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]
 #[path = "../../../frontend/nbd/tests/support/tls.rs"]
 mod certificates;

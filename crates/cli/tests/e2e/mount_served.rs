@@ -38,8 +38,21 @@ impl Both {
         Some(Both { server: Some(server), dir })
     }
 
+    /// As [`start`](Self::start), for programs of other users, too.
+    pub fn start_for_all_users(lab: &Lab) -> Option<Both> {
+        let mut both = Both::start(lab)?;
+        both.server.take().unwrap().stop();
+        both.server = Some(Server::start(lab));
+        lab.ok(&["mount", POOL, both.dir.to_str().unwrap(), "-o", "allow_other"]);
+        Some(both)
+    }
+
     pub fn nbd(&self, export: &str) -> Client {
-        Client::connect(self.server.as_ref().unwrap().socket(), export).unwrap()
+        self.try_nbd(export).unwrap()
+    }
+
+    pub fn try_nbd(&self, export: &str) -> std::io::Result<Client> {
+        Client::connect(self.server.as_ref().unwrap().socket(), export)
     }
 
     fn file(&self, name: &str) -> File {

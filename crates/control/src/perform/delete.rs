@@ -45,9 +45,10 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
     if p.recursive {
         return Ok(all);
     }
+    let objects: Vec<String> = p.objects.iter().map(|name| own_name(session, name)).collect();
     let (found, named): (HashSet<&String>, HashSet<&str>) =
-        (all.iter().collect(), p.objects.iter().map(String::as_str).collect());
-    for name in &p.objects {
+        (all.iter().collect(), objects.iter().map(String::as_str).collect());
+    for name in &objects {
         if !found.contains(name) {
             let text = format!("{name} is a folder: -r deletes everything in it");
             return Err(Failure::new(ErrorKind::Invalid, text));
@@ -65,6 +66,11 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
         return Err(Failure::new(ErrorKind::Busy, text));
     }
     Ok(all.iter().filter(|name| named.contains(name.as_str())).cloned().collect())
+}
+
+/// Returns the name of what is there, which is another one for a snapshot of a file that was removed on a mount.
+fn own_name(session: &Session, name: &str) -> String {
+    session.pool.find(name).map_or_else(|_| name.to_string(), |info| info.name)
 }
 
 fn shorten(names: &[&String]) -> (String, String) {

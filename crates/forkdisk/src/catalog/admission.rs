@@ -50,6 +50,11 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.new += of.len();
             effect.stays = true;
         }
+        Record::KeepSnapshots { id, .. } => {
+            effect.changed.extend(catalog.directory.snapshots_of(*id));
+            effect.new += 1;
+            effect.stays = true;
+        }
         Record::Clone { source, .. } => {
             effect.changed.push(*source);
             effect.new += 1;

@@ -1,6 +1,6 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use crate::catalog::directory::{self, descent, names};
+use crate::catalog::directory::{self, descent, names, remnants};
 use crate::catalog::{exceptions, parts};
 use crate::format::{
     BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
@@ -93,6 +93,7 @@ impl Catalog {
                 ..VolumeRecord::empty(*id, "", *now)
             }),
             Record::NameVolume { id, name } => name_volume(self, *id, name)?,
+            Record::KeepSnapshots { id, remnant, name, now } => keep_snapshots(self, *id, *remnant, name, *now)?,
             Record::Unlink { id } => {
                 self.record_of(*id)?;
                 self.directory.orphan(*id);
@@ -374,6 +375,14 @@ fn set_copying(
     catalog.record_of(id)?;
     let volume = catalog.directory.change(id).expect("read above");
     (volume.record.break_policy, volume.record.throttle) = (break_policy, throttle);
+    Ok(())
+}
+
+/// Gives the snapshots of a volume to a new one.
+fn keep_snapshots(catalog: &mut Catalog, id: VolumeId, remnant: VolumeId, name: &str, now: u64) -> Result<(), Failure> {
+    catalog.record_of(id)?;
+    catalog.add(VolumeRecord::empty(remnant, name, now));
+    remnants::move_snapshots(&mut catalog.directory, id, remnant);
     Ok(())
 }
 

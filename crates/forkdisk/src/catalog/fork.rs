@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, Record, VolumeRecord, VolumeState};
+use crate::format::{Attributes, FileKind, Record, VolumeRecord, VolumeState};
 use crate::planted::correct;
 use crate::types::VolumeId;
 
-use super::directory::names;
+use super::directory::{names, remnants};
 use super::{Catalog, Changes, check_new_names};
 
 /// What the volumes of a fork have that their sources do not.
@@ -38,7 +38,8 @@ impl ForkOptions {
             return None;
         }
         let attributes = self.owned(of.attributes.unwrap_or(Attributes::of_no_owner(self.now)));
-        Some(Attributes { mode: self.mode.unwrap_or(attributes.mode), ..attributes })
+        let mode = self.mode.filter(|_| attributes.kind() != FileKind::Link).unwrap_or(attributes.mode);
+        Some(Attributes { mode, ..attributes }.with_kind(attributes.kind()))
     }
 
     fn owned(&self, attributes: Attributes) -> Attributes {
@@ -122,7 +123,9 @@ fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
         return Ok(vec![Part { suffix: String::new(), from: record.id, is_folder: false }]);
     }
     let mut parts = Vec::new();
-    for (name, id) in names::entries_within(&meta.directory, base) {
+    let kept = if snapshot.is_some() { remnants::kept_within(&meta.directory, base) } else { Vec::new() };
+    let here = names::entries_within(&meta.directory, base).chain(kept.iter().map(|(name, id)| (name.as_str(), *id)));
+    for (name, id) in here {
         let Some(record) = meta.directory.get(id).filter(|v| !v.pending).map(|v| &v.record) else { continue };
         let suffix = name[base.len()..].to_string();
         let is_folder = record.state == VolumeState::Folder;

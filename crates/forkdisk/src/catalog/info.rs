@@ -2,7 +2,9 @@
 
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
-use crate::format::{Attributes, BreakPolicy, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState};
+use crate::format::{
+    Attributes, BreakPolicy, FileKind, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState,
+};
 use crate::types::{PAGE_SIZE, VolumeId, VolumeKind};
 
 use super::Catalog;
@@ -122,7 +124,12 @@ impl Catalog {
             kind: match record.state {
                 VolumeState::Snapshot => VolumeKind::Snapshot,
                 VolumeState::Origin => VolumeKind::Origin,
-                _ => VolumeKind::Volume,
+                _ => match record.kind() {
+                    FileKind::File | FileKind::Folder => VolumeKind::Volume,
+                    FileKind::Link => VolumeKind::Link,
+                    FileKind::Fifo => VolumeKind::Fifo,
+                    FileKind::Socket => VolumeKind::Socket,
+                },
             },
             protection: record.origin_record.as_ref().map(|protects| Protection {
                 copy_ahead: protects.copy_ahead,

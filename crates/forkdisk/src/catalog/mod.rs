@@ -29,7 +29,7 @@ pub use admission::admit;
 pub use changes::Changes;
 pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshots};
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
-pub use directory::{CatalogEntry, Chain, Directory, NAME_MARKS, check_volume_name, is_name_character};
+pub use directory::{CatalogEntry, Chain, Directory, check_volume_name};
 pub use exceptions::{ExceptionView, exception_run};
 pub use fork::{ForkOptions, is_folder, no_such_snapshot, plan_fork};
 pub use info::{Protection, VolumeInfo};

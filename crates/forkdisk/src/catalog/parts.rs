@@ -47,7 +47,12 @@ fn check(catalog: &Catalog, parts: &[Record]) -> Result<(), Failure> {
             | Record::SetCopying { id, .. }
             | Record::SetQuota { id, .. }
             | Record::SetAttributes { id, .. }
-            | Record::SetGather { id, .. } => (Needs::Volume(*id), None),
+            | Record::SetGather { id, .. }
+            | Record::Unlink { id } => (Needs::Volume(*id), None),
+            Record::Delete { ids } => {
+                ids.iter().try_for_each(|&id| catalog.refuse_unknown(id))?;
+                (Needs::Nothing, None)
+            }
             other => return Err(Failure::Nonsense(format!("a transaction has {other:?}"))),
         };
         let is_origin = |id| catalog.directory.get(id).is_some_and(|v| v.record.origin_record.is_some());

@@ -9,6 +9,9 @@
 //!   it;
 //! - until that request has ended, reads of the page go to the device, and leave nothing here.
 //!
+//! Until the first read of a shared page, changes are only counted, so that a pool without such pages pays nothing for
+//! the cache. While one of those is in flight, nothing is kept.
+//!
 //! Reads of a page that is being read *join* that read. If it fails or is given up, each of them reads by itself.
 //! Errors are not kept.
 
@@ -47,6 +50,10 @@ pub struct SharedCacheStatistics {
 /// See the module.
 pub struct SharedCache {
     state: RefCell<State>,
+    /// A shared page has been read: changes are noted with their pages from then on.
+    is_used: Cell<bool>,
+    /// Changes in flight that were not noted.
+    unnoted: Cell<usize>,
     hits: Cell<u64>,
     misses: Cell<u64>,
     joined: Cell<u64>,
@@ -127,7 +134,8 @@ pub struct SharedPlan {
 /// A request that changes contents of the device.
 pub struct ChangeGuard {
     cache: Rc<SharedCache>,
-    change: usize,
+    /// Its number among those that are noted.
+    change: Option<usize>,
 }
 
 /// The pages that a range of bytes touches.
@@ -182,8 +190,8 @@ impl SharedCache {
         let pages = (bytes / PAGE_BYTES).max(1);
         let pages = Cache::with(pages as usize, pages, UnitWeighter, FxBuildHasher, Evicted);
         let state = State { pages, reads: FxHashMap::default(), blocks: BTreeMap::new(), changes: Slab::new() };
-        let (hits, misses, joined, evictions) = Default::default();
-        Rc::new(SharedCache { state: RefCell::new(state), hits, misses, joined, evictions })
+        let (is_used, unnoted, hits, misses, joined, evictions) = Default::default();
+        Rc::new(SharedCache { state: RefCell::new(state), is_used, unnoted, hits, misses, joined, evictions })
     }
 
     /// Returns what it did.
@@ -199,12 +207,16 @@ impl SharedCache {
 
     /// To be called when a request that changes these ranges is submitted; the guard, when it has ended.
     pub fn begin_change(self: &Rc<Self>, ranges: impl Iterator<Item = (u64, u64)>) -> ChangeGuard {
+        if !self.is_used.get() {
+            self.unnoted.set(self.unnoted.get() + 1);
+            return ChangeGuard { cache: self.clone(), change: None };
+        }
         let pages: SmallVec<[Range<u64>; 1]> = ranges.map(|(offset, len)| pages_of(offset, len)).collect();
         let mut state = self.state.borrow_mut();
         if !state.blocks.is_empty() {
             pages.iter().filter(|pages| !pages.is_empty()).for_each(|pages| state.forget(pages));
         }
-        let change = state.changes.insert(pages);
+        let change = Some(state.changes.insert(pages));
         drop(state);
         ChangeGuard { cache: self.clone(), change }
     }
@@ -218,6 +230,7 @@ impl SharedCache {
         segments: &Segments,
         shared: &[(usize, usize)],
     ) -> SharedPlan {
+        self.is_used.set(true);
         let own = CacheRead { cache: self.clone(), read: Rc::default(), pages: Vec::new() };
         let mut plan = SharedPlan { direct: Segments::new(), aside: Segments::new(), own, joins: Vec::new() };
         let mut ranges = shared.iter().copied().peekable();
@@ -247,7 +260,8 @@ impl SharedCache {
     fn plan_part(&self, plan: &mut SharedPlan, buf: &mut [u8], aside: bool, part: Segment) {
         let mut state = self.state.borrow_mut();
         let pages = pages_of(part.offset, part.len as u64);
-        let is_changing = correct!(state.is_changing(&pages), Bug::SharedReadDuringWrite => false);
+        let may_change = self.unnoted.get() > 0 || state.is_changing(&pages);
+        let is_changing = correct!(may_change, Bug::SharedReadDuringWrite => false);
         let (mut offset, mut at) = (part.offset, part.at);
         while at < part.at + part.len {
             let (page, within) = (offset / PAGE_BYTES, (offset % PAGE_BYTES) as usize);
@@ -294,10 +308,13 @@ impl SharedCache {
 }
 
 impl ChangeGuard {
-    /// The request has ended. Without this, its pages are never cached again.
+    /// The request has ended. Without this call, the pages of a noted request are never cached again; after a request
+    /// that was only counted, no page is.
     pub fn end(self) {
-        let mut state = self.cache.state.borrow_mut();
-        state.changes.remove(self.change);
+        match self.change {
+            Some(change) => drop(self.cache.state.borrow_mut().changes.remove(change)),
+            None => self.cache.unnoted.set(self.cache.unnoted.get() - 1),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::stamp::Stamp;
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    Attributes, Identity, NO_VOLUME, OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord,
+    Attributes, FileKind, Identity, NO_VOLUME, OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord,
     VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
@@ -256,6 +256,7 @@ fn superblock() {
         count_log: CountLog { pages: 4, checksum: 0x0403_0201 },
         large_counts: false,
         transactions: false,
+        special_files: false,
         preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
@@ -446,6 +447,14 @@ fn records_of_transactions() -> Vec<Record> {
     vec![Record::Transaction { parts }]
 }
 
+fn records_of_special_files() -> Vec<Record> {
+    let (id, remnant, now) = (VolumeId(6), VolumeId(7), 0x6553_f100);
+    vec![
+        Record::SetAttributes { id, attributes: Some(attributes().with_kind(FileKind::Link)) },
+        Record::KeepSnapshots { id, remnant, now, name: ".snapshots/i/~6".into() },
+    ]
+}
+
 #[test]
 fn journal_group() {
     let checksum = DataChecksum { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
@@ -456,6 +465,7 @@ fn journal_group() {
     assert_group("journal-group-stamps", &records_of_stamps(), &[]);
     assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
+    assert_group("journal-group-special", &records_of_special_files(), &[]);
     assert_group("journal-group-transaction", &records_of_transactions(), &[]);
     assert_group("journal-group-exchange", &records_of_exchanges(), &[]);
 }

@@ -39,7 +39,7 @@ pub use stamp::{Stamp, ZONES};
 pub use superblock::{BEATS_APART, JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    Attributes, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME, OriginFull,
-    OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page,
+    Attributes, FileKind, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME,
+    OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page,
     encode_directory_page,
 };

@@ -167,6 +167,8 @@ records! {
     },
     /// Everything with the name `a`, or in that folder, has the name `b` from now on, and the other way round.
     53 => Exchange { a: String = name, b: String = name },
+    /// The snapshots of volume `id` become those of the new, empty volume `remnant`.
+    54 => KeepSnapshots { id: VolumeId = volume, remnant: VolumeId = volume, now: u64 = number, name: String = name },
     /// All of these changes or none; see [`is_part`](Record::is_part).
     52 => Transaction { parts: Vec<Record> = parts },
 }

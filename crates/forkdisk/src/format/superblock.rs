@@ -30,7 +30,10 @@ const HAS_HEARTBEAT: u64 = 4;
 const HAS_LARGE_COUNTS: u64 = 8;
 /// Incompatible feature: the journal may have transactions.
 const HAS_TRANSACTIONS: u64 = 16;
-const KNOWN_FEATURES: u64 = HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS | HAS_TRANSACTIONS;
+/// Incompatible feature: attributes may have kinds of files, and there may be snapshots of removed volumes.
+const HAS_SPECIAL_FILES: u64 = 32;
+const KNOWN_FEATURES: u64 =
+    HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS | HAS_TRANSACTIONS | HAS_SPECIAL_FILES;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -84,6 +87,9 @@ pub struct Superblock {
     pub large_counts: bool,
     /// The journal may have transactions, so that versions that do not know them refuse the pool.
     pub transactions: bool,
+    /// There may be symbolic links, FIFOs, sockets, and snapshots of removed volumes, so that versions that do not
+    /// know them refuse the pool.
+    pub special_files: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -120,6 +126,7 @@ impl Superblock {
             bit(self.heartbeat > 0, HAS_HEARTBEAT),
             bit(self.large_counts, HAS_LARGE_COUNTS),
             bit(self.transactions, HAS_TRANSACTIONS),
+            bit(self.special_files, HAS_SPECIAL_FILES),
         ];
         out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
@@ -199,6 +206,7 @@ impl Superblock {
                 heartbeat,
                 large_counts,
                 transactions: incompatible & HAS_TRANSACTIONS != 0,
+                special_files: incompatible & HAS_SPECIAL_FILES != 0,
                 preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
@@ -255,6 +263,7 @@ impl Superblock {
             count_log,
             large_counts: false,
             transactions: false,
+            special_files: false,
             preallocated: false,
             copier,
             heartbeat: 0,
@@ -294,6 +303,7 @@ mod tests {
             count_log: CountLog { pages: 252, checksum: 9 },
             large_counts: true,
             transactions: true,
+            special_files: true,
             preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,

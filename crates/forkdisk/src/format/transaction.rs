@@ -29,6 +29,8 @@ impl Record {
                 | Record::SetAttributes { .. }
                 | Record::SetGather { .. }
                 | Record::Stamp { .. }
+                | Record::Unlink { .. }
+                | Record::Delete { .. }
         )
     }
 }

@@ -35,10 +35,47 @@ pub enum VolumeState {
     Origin,
 }
 
-/// The attributes of a file beside its contents, as a mount shows them. The engine stores them and uses none.
+/// Kind of a file on a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file: a disk.
+    #[default]
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link; its contents are the path that it refers to.
+    Link,
+    /// A FIFO. It has no contents.
+    Fifo,
+    /// A socket. It has no contents.
+    Socket,
+}
+
+/// The bits of a mode that tell the kind of a file.
+const KIND_BITS: u32 = 0o170000;
+
+impl FileKind {
+    /// The bits of a mode that stand for it in attributes; 0 for files and folders.
+    pub fn bits(self) -> u32 {
+        match self {
+            FileKind::File | FileKind::Folder => 0,
+            FileKind::Link => 0o120000,
+            FileKind::Fifo => 0o010000,
+            FileKind::Socket => 0o140000,
+        }
+    }
+
+    fn from_bits(mode: u32) -> Option<FileKind> {
+        let all = [FileKind::File, FileKind::Link, FileKind::Fifo, FileKind::Socket];
+        all.into_iter().find(|kind| kind.bits() == mode & KIND_BITS)
+    }
+}
+
+/// The attributes of a file beside its contents, as a mount shows them. The engine stores them, and uses only the kind
+/// of file: what is no regular file is no disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Permission bits, at most 0o7777.
+    /// Permission bits, at most 0o7777, and those of the kind of file.
     pub mode: u32,
     /// User ID of the owner; [`NOT_SET`](Self::NOT_SET) if none was set.
     pub uid: u32,
@@ -60,6 +97,17 @@ const PRESENT: u32 = 1 << 31;
 impl Attributes {
     /// The number that no owner and no group has.
     pub const NOT_SET: u32 = u32::MAX;
+
+    /// Kind of the file; a folder has that of a file, since its record tells what it is.
+    pub fn kind(&self) -> FileKind {
+        FileKind::from_bits(self.mode).unwrap_or_default()
+    }
+
+    /// The same attributes for another kind of file.
+    #[must_use]
+    pub fn with_kind(self, kind: FileKind) -> Attributes {
+        Attributes { mode: self.mode & 0o7777 | kind.bits(), ..self }
+    }
 
     /// Returns the attributes of a volume created at `created`, in seconds since 1970, before an owner is
     /// set.
@@ -86,8 +134,11 @@ impl Attributes {
         let [accessed, modified, changed] = [r.u64()? as i64, r.u64()? as i64, r.u64()? as i64];
         match mode {
             0 => Some(None),
-            _ if mode & !(PRESENT | 0o7777) != 0 || mode & PRESENT == 0 => None,
-            _ => Some(Some(Attributes { mode: mode & 0o7777, uid, gid, accessed, modified, changed })),
+            _ if mode & !(PRESENT | KIND_BITS | 0o7777) != 0 || mode & PRESENT == 0 => None,
+            _ => {
+                FileKind::from_bits(mode)?;
+                Some(Some(Attributes { mode: mode & !PRESENT, uid, gid, accessed, modified, changed }))
+            }
         }
     }
 }
@@ -243,6 +294,19 @@ const SOURCE_AT: usize = 504;
 const FLAGS_AT: usize = DIRECTORY_SLOT_BYTES - 1;
 
 impl VolumeRecord {
+    /// Kind of the file that a mount shows.
+    pub fn kind(&self) -> FileKind {
+        match self.state {
+            VolumeState::Folder => FileKind::Folder,
+            _ => self.attributes.map_or(FileKind::File, |attributes| attributes.kind()),
+        }
+    }
+
+    /// Whether it is a symbolic link, a FIFO or a socket, also as a snapshot or without a name.
+    pub fn is_special(&self) -> bool {
+        !matches!(self.kind(), FileKind::File | FileKind::Folder)
+    }
+
     /// Returns how many seams `pages` of the pages it maps have, as far as it can be estimated without
     /// reading them.
     pub fn seams_among(&self, pages: u64) -> u64 {

@@ -5,14 +5,15 @@
 //! Folders are the parts of names before a `/`. A folder exists while something is in it, or if it has a
 //! record, which also keeps its attributes; the record of the root has the empty name.
 
-use crate::catalog::directory::names;
+use crate::catalog::directory::{names, remnants};
 use crate::catalog::{
     CreateOptions, DUE_CHECKPOINT_PAGES, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name,
     refuse_origin, refuse_with_snapshots, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
+use crate::format::{Attributes, FileKind, GatherPolicy, NO_VOLUME, Record, VolumeState};
+use crate::planted::correct;
 use crate::store::transaction::prepare_change;
 use crate::types::VolumeId;
 use crate::volume::Volume;
@@ -27,11 +28,6 @@ pub enum Child {
     /// A folder, with its attributes if they were set, and its time of creation (0: implied by a volume in
     /// it).
     Folder(Option<Attributes>, u64),
-}
-
-/// The attributes without the bits of the mode that tell a kind of file.
-fn permission_bits_of(attributes: Attributes) -> Attributes {
-    Attributes { mode: attributes.mode & 0o7777, ..attributes }
 }
 
 fn missing(name: &str) -> Error {
@@ -54,8 +50,8 @@ impl<D: Device> Pool<D> {
         }
     }
 
-    /// Names of everything directly in a folder (empty: the root), sorted, each with whether it is a folder.
-    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+    /// Names of everything directly in a folder (empty: the root), sorted, each with its kind.
+    pub fn children(&self, folder: &str) -> Vec<(String, FileKind)> {
         names::children(&self.store.meta.borrow().directory, folder)
     }
 
@@ -113,7 +109,7 @@ impl<D: Device> Pool<D> {
             let id = VolumeId(meta.next_id);
             let CreateOptions { size, chunk, now, gather, .. } = *options;
             let create = Record::Create { id, name: name.to_string(), size, chunk, now };
-            let attributes = Record::SetAttributes { id, attributes: Some(permission_bits_of(attributes)) };
+            let attributes = Record::SetAttributes { id, attributes: Some(attributes.with_kind(FileKind::File)) };
             let gather = (gather != GatherPolicy::Off).then_some(Record::SetGather { id, gather });
             Ok((Record::Transaction { parts: [create, attributes].into_iter().chain(gather).collect() }, id))
         })?;
@@ -126,10 +122,11 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if there is no volume or folder with this number, `ReadOnly` for a snapshot; and those of
     /// [changing](crate#errors).
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
-        self.store.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
-            Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
-            Some(state) if state != VolumeState::Dead => {
-                Ok((Record::SetAttributes { id, attributes: Some(permission_bits_of(attributes)) }, ()))
+        self.store.note(|meta| match meta.directory.get(id).map(|v| (v.record.state, v.record.kind())) {
+            Some((VolumeState::Snapshot, _)) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
+            Some((state, kind)) if state != VolumeState::Dead => {
+                let changed = attributes.with_kind(correct!(kind, Bug::ChangedModeForgetsKind => FileKind::File));
+                Ok((Record::SetAttributes { id, attributes: Some(changed) }, ()))
             }
             _ => Err(missing(&format!("number {}", id.0))),
         })?;
@@ -197,7 +194,17 @@ impl<D: Device> Pool<D> {
             let id = volume.record.id;
             refuse_with_snapshots(meta, id)?;
             refuse_origin(meta, volume, self.store.handles(volume.record.id))?;
-            Ok((if self.store.handles(id) > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
+            let mut ids = remnants::idle_remnants(&meta.directory, &[id]);
+            ids.retain(|&remnant| self.store.handles(remnant) == 0);
+            if self.store.handles(id) > 0 {
+                let unlink = Record::Unlink { id };
+                return Ok(match ids.is_empty() {
+                    true => (unlink, ()),
+                    false => (Record::Transaction { parts: vec![unlink, Record::Delete { ids }] }, ()),
+                });
+            }
+            ids.push(id);
+            Ok((Record::Delete { ids }, ()))
         })?;
         self.upkeep.start_reaping();
         Ok(())

@@ -1,15 +1,15 @@
 //! Verbs of folders: everything that is in one is kept, forked and rolled back together, at one instant.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::catalog::directory::names;
+use crate::catalog::directory::{names, remnants, within_folder};
 use crate::catalog::{
     Catalog, CatalogEntry, ForkOptions, VolumeInfo, check_origin_text, deletable, is_folder, no_such_snapshot,
     plan_fork, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, SnapshotFlags, VolumeState};
+use crate::format::{FileKind, Record, SnapshotFlags, VolumeState};
 use crate::planted::correct;
 use crate::store::transaction::retry_after_checkpoint;
 use crate::types::VolumeId;
@@ -40,7 +40,7 @@ impl<D: Device> Pool<D> {
     pub fn snapshot_names_in(&self, folder: &str) -> Result<BTreeSet<String>> {
         let meta = self.store.meta.borrow();
         refuse_volume(&meta, folder)?;
-        let ids = names::entries_within(&meta.directory, folder).flat_map(|(_, id)| meta.directory.snapshots_of(id));
+        let ids = within_folder(&meta.directory, folder).flat_map(|id| meta.directory.snapshots_of(id));
         let seen = ids.filter_map(|id| meta.directory.get(id)).filter(|v| !v.pending);
         Ok(seen.map(|v| v.record.name.to_string()).collect())
     }
@@ -48,8 +48,57 @@ impl<D: Device> Pool<D> {
     /// Whether a volume in a folder has a snapshot of this name.
     pub fn has_snapshot_in(&self, folder: &str, snapshot: &str) -> bool {
         let meta = self.store.meta.borrow();
-        let mut all = names::entries_within(&meta.directory, folder);
-        all.any(|(_, id)| names::snapshot_named(&meta.directory, id, snapshot).is_some())
+        let mut all = within_folder(&meta.directory, folder);
+        all.any(|id| names::snapshot_named(&meta.directory, id, snapshot).is_some())
+    }
+
+    /// Whether there are snapshots of what was in a folder, or had this name, and was removed or renamed.
+    pub fn has_kept(&self, folder: &str) -> bool {
+        !remnants::kept_within(&self.store.meta.borrow().directory, folder).is_empty()
+    }
+
+    /// Names of what was directly in a folder at the time of this snapshot, sorted, each with its kind.
+    pub fn children_of_snapshot(&self, folder: &str, snapshot: &str) -> Vec<(String, FileKind)> {
+        let meta = self.store.meta.borrow();
+        let kept = remnants::kept_within(&meta.directory, folder);
+        let here = names::entries_within(&meta.directory, folder).chain(kept.iter().map(|(n, id)| (n.as_str(), *id)));
+        let below = if folder.is_empty() { 0 } else { folder.len() + 1 };
+        let found: BTreeMap<String, FileKind> = here
+            .filter_map(|(name, id)| {
+                let of_name = meta.directory.get(names::snapshot_named(&meta.directory, id, snapshot)?)?;
+                let rest = name.get(below..)?;
+                Some(match rest.split_once('/') {
+                    Some((child, _)) => (child.to_string(), FileKind::Folder),
+                    None => (rest.to_string(), of_name.record.kind()),
+                })
+            })
+            .collect();
+        found.into_iter().collect()
+    }
+
+    /// Before a file is removed or renamed on a mount: its snapshots are kept under the name that it has now, so that
+    /// snapshots of its folder stay as they were. Visible at once, durable with the next flush. Without snapshots
+    /// nothing changes.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such volume, `Busy` if its name is too long for that, `Invalid` for an origin; and
+    /// those of [changing](crate#errors).
+    pub fn keep_snapshots(&self, name: &str, now: u64) -> Result<()> {
+        let has_some = |meta: &Catalog| -> Result<bool> {
+            let volume = meta.directory.find(name)?;
+            let is_remnant = name.starts_with(&format!("{}/", remnants::REMNANTS));
+            Ok(!is_remnant && !meta.directory.snapshots_of(writable_volume(volume, name)?).is_empty())
+        };
+        if !has_some(&self.store.meta.borrow())? {
+            return Ok(());
+        }
+        self.store.note(|meta| {
+            let record = &meta.directory.find(name)?.record;
+            let (id, remnant) = (record.id, VolumeId(meta.next_id));
+            let place = remnants::remnant_name(record).filter(|place| meta.directory.find(place).is_err());
+            let full = || Error::new(ErrorKind::Busy, format!("{name:?} has snapshots, which cannot be kept apart"));
+            Ok((Record::KeepSnapshots { id, remnant, now, name: place.ok_or_else(full)? }, ()))
+        })
     }
 
     /// Deletes the snapshots of this name of all volumes in a folder, all or none; visible at once, durable with the
@@ -60,17 +109,23 @@ impl<D: Device> Pool<D> {
     /// of [changing](crate#errors).
     pub fn remove_snapshots_in(&self, folder: &str, snapshot: &str) -> Result<()> {
         self.store.note(|meta| {
+            let kept = remnants::kept_within(&meta.directory, folder);
             let all = names::entries_within(&meta.directory, folder);
+            let all = all.chain(kept.iter().map(|(name, id)| (name.as_str(), *id)));
             let found = all.filter_map(|(name, id)| {
                 Some((format!("{name}@{snapshot}"), names::snapshot_named(&meta.directory, id, snapshot)?))
             });
             let (names, ids): (Vec<String>, Vec<VolumeId>) = found.unzip();
+            let mut remnants = remnants::idle_remnants(&meta.directory, &ids);
+            remnants.retain(|&id| self.store.handles(id) == 0);
             if names.is_empty() {
                 return Err(no_such_snapshot(folder, snapshot));
             }
             names.iter().zip(ids).try_for_each(|(name, id)| self.store.refuse_in_use(id, name))?;
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            Ok((Record::Delete { ids: deletable(meta, &names)? }, ()))
+            let mut ids = deletable(meta, &names)?;
+            ids.extend(remnants);
+            Ok((Record::Delete { ids }, ()))
         })?;
         self.upkeep.start_reaping();
         Ok(())
@@ -206,7 +261,8 @@ async fn swap_in_steps<D: Device>(pool: &Pool<D>, a: &str, b: &str) -> Result<()
 /// Refuses names that cannot be exchanged.
 fn check_exchange(meta: &Catalog, a: &str, b: &str) -> Result<()> {
     for name in [a, b] {
-        if name.contains('@') || name.is_empty() {
+        let is_of_remnants = name.split('/').next() == Some(remnants::REMNANTS);
+        if name.contains('@') || name.is_empty() || is_of_remnants {
             return Err(Error::new(
                 ErrorKind::Invalid,
                 format!("{name:?} is no volume or folder: only these are swapped"),
@@ -231,7 +287,7 @@ fn check_exchange(meta: &Catalog, a: &str, b: &str) -> Result<()> {
 }
 
 fn refuse_volume(meta: &Catalog, folder: &str) -> Result<()> {
-    if folder.is_empty() || is_folder(meta, folder) {
+    if folder.is_empty() || is_folder(meta, folder) || !remnants::kept_within(&meta.directory, folder).is_empty() {
         return Ok(());
     }
     match meta.directory.find(folder) {

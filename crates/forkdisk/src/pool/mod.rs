@@ -5,6 +5,7 @@ mod copying;
 mod files;
 mod folders;
 mod info;
+mod links;
 mod origins;
 mod quota;
 mod statistics;

@@ -1,7 +1,7 @@
 //! Volumes that get their name when they are complete. Until then no verb finds them; a failure, a kill or a
 //! power failure in between deletes them: they are orphans.
 
-use crate::catalog::{CreateOptions, check_chunk, check_gather, check_quota, check_size};
+use crate::catalog::{Catalog, CreateOptions, check_chunk, check_gather, check_quota, check_size};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, VolumeState};
@@ -43,15 +43,15 @@ impl<D: Device> Pool<D> {
     pub async fn name_volume(&self, volume: &Volume<D>, name: &str) -> Result<()> {
         let id = volume.id();
         volume.flush().await?;
-        self.store
-            .verb(|meta| {
-                let is_unnamed = |state| state == Some(VolumeState::Orphan);
-                if !is_unnamed(meta.directory.get(id).map(|v| v.record.state)) {
-                    return Err(Error::new(ErrorKind::Invalid, "only a volume without a name can be given its first"));
-                }
-                meta.directory.check_new(NO_VOLUME, name)?;
-                Ok((Record::NameVolume { id, name: name.to_string() }, ()))
-            })
-            .await
+        self.store.verb(|meta| Ok((naming(meta, id, name)?, ()))).await
     }
+}
+
+/// The record that names an unnamed volume.
+pub(super) fn naming(meta: &Catalog, id: VolumeId, name: &str) -> Result<Record> {
+    if meta.directory.get(id).is_none_or(|v| v.record.state != VolumeState::Orphan) {
+        return Err(Error::new(ErrorKind::Invalid, "only a volume without a name can be given its first"));
+    }
+    meta.directory.check_new(NO_VOLUME, name)?;
+    Ok(Record::NameVolume { id, name: name.to_string() })
 }

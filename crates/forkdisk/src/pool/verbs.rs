@@ -2,12 +2,13 @@
 //! acknowledged when it is durable.
 
 use crate::Changes;
+use crate::catalog::directory::remnants;
 use crate::catalog::{
     Catalog, CreateOptions, VolumeInfo, check_origin_text, check_size, deletable, new_snapshots, writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, SnapshotFlags, VolumeRecord, VolumeState};
+use crate::format::{FileKind, Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
@@ -27,7 +28,11 @@ pub fn begin_rollback<D: Device>(store: &Store<D>, meta: &mut Catalog, id: Volum
 }
 
 /// Refuses what volume `id` cannot be rolled back to.
-fn refuse_as_source(from: &VolumeRecord, id: VolumeId, source: &str) -> Result<()> {
+fn refuse_as_source(from: &VolumeRecord, (id, kind): (VolumeId, FileKind), source: &str) -> Result<()> {
+    if from.kind() != kind {
+        let why = format!("{source:?} is another kind of file; a rollback exchanges contents only");
+        return Err(Error::new(ErrorKind::Invalid, why));
+    }
     if from.id == id {
         return Err(Error::new(ErrorKind::Invalid, format!("{source:?} is the volume itself; name another source")));
     }
@@ -209,8 +214,9 @@ impl<D: Device> Pool<D> {
     async fn publish_rollback(&self, found: impl Fn(&Catalog) -> Result<VolumeId>, source: &str) -> Result<()> {
         let rolled = retry_after_checkpoint(&self.store, |meta| {
             let id = found(meta)?;
+            let kind = meta.directory.get(id).ok_or_else(deleted_error)?.record.kind();
             let from = &meta.directory.find(source)?.record;
-            refuse_as_source(from, id, source)?;
+            refuse_as_source(from, (id, kind), source)?;
             let snapshot = from.id;
             begin_rollback(&self.store, meta, id);
             let dead = VolumeId(meta.next_id);
@@ -249,6 +255,7 @@ impl<D: Device> Pool<D> {
                     }
                 };
                 meta.directory.check_new(parent, name)?;
+                remnants::check_snapshots(&meta.directory, id, to)?;
                 path.map_or(Ok(()), |path| check_origin_text(name, &path, stamp.as_deref()))?;
                 Ok((Record::Rename { id, name: name.to_string() }, ()))
             })
@@ -295,7 +302,10 @@ impl<D: Device> Pool<D> {
                 for &name in names {
                     self.store.refuse_in_use(meta.directory.find(name)?.record.id, name)?;
                 }
-                let ids = deletable(meta, names)?;
+                let mut ids = deletable(meta, names)?;
+                let mut idle = remnants::idle_remnants(&meta.directory, &ids);
+                idle.retain(|id| !ids.contains(id) && self.store.handles(*id) == 0);
+                ids.extend(idle);
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;

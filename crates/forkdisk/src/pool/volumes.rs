@@ -14,9 +14,14 @@ impl<D: Device> Pool<D> {
     /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
     ///
     /// # Errors
-    /// `NotFound` if the name is that of nothing, `Busy` if the device of the origin is not open.
+    /// `NotFound` if the name is that of nothing, `Invalid` if it is no disk (a symbolic link, a FIFO, a socket),
+    /// `Busy` if the device of the origin is not open.
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
-        let id = self.store.meta.borrow().directory.find(name)?.record.id;
+        let meta = self.store.meta.borrow();
+        let record = &meta.directory.find(name)?.record;
+        super::links::refuse_special(record, name)?;
+        let id = record.id;
+        drop(meta);
         self.open_volume(id)
     }
 

@@ -201,6 +201,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         count_log: counted.log,
         large_counts: counted.large,
         transactions: true,
+        special_files: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -425,7 +426,7 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let (generation, incarnation) = (old.generation + 1, old.incarnation + 1);
         // Before the first record of this open, in the journal or in the volatile log.
         let transactions = correct!(true, Bug::FeatureBitAfterTransaction => old.transactions);
-        Superblock { generation, incarnation, clean: false, transactions, ..old.clone() }
+        Superblock { generation, incarnation, clean: false, transactions, special_files: true, ..old.clone() }
     };
     // What recovery read may be in a volatile cache only.
     store.flush_device().await?;

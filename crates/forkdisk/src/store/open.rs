@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, directory};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -124,6 +124,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         count_log: counted.log,
         large_counts: counted.large,
         transactions: false,
+        special_files: false,
         preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
@@ -445,7 +446,9 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let clean = !has_changes(store);
         // Nothing is left to replay, so versions that know no transactions can open the pool.
         let transactions = old.transactions && !clean;
-        let clean = Superblock { generation: old.generation + 1, clean, transactions, ..old };
+        let special_files =
+            old.special_files && (!clean || directory::has_special_files(&store.meta.borrow().directory));
+        let clean = Superblock { generation: old.generation + 1, clean, transactions, special_files, ..old };
         checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.

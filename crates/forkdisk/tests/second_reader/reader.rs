@@ -81,8 +81,8 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
     assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
-    // A log of counts, and transactions in the journal.
-    assert_eq!(u64_at(&newest, 40) & !16, u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
+    // A log of counts, transactions in the journal, and special files.
+    assert_eq!(u64_at(&newest, 40) & !(16 | 32), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
 

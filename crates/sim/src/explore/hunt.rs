@@ -256,6 +256,7 @@ fn home(planted: Planted) -> Home {
         | RollbackKeepsSourceAlone
         | SwapInSteps
         | LiveRollbackNotDurable => Profile::Folders,
+        ChangedModeForgetsKind | LinkNamedBeforeWritten | KeptSnapshotStaysWithVolume => Profile::Folders,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.group() == Group::Origins => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,

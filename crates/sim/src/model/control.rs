@@ -21,6 +21,8 @@ pub enum Control {
     Fork(Vec<(Key, String)>),
     /// Snapshots of everything in a folder, each with its short name.
     SnapshotFolder(Vec<(Key, String)>),
+    /// The snapshots of a volume become those of a new one with this name.
+    KeepSnapshots(Key, String),
     /// Volumes in a folder get the contents of their snapshots.
     RollbackAll(Vec<(Key, Key)>),
     /// Sets properties of a volume.
@@ -46,7 +48,14 @@ pub enum Control {
 impl Control {
     /// Whether it depends on which volumes are in a folder.
     pub fn is_of_folder(&self) -> bool {
-        matches!(self, Control::Fork(_) | Control::SnapshotFolder(_) | Control::RollbackAll(_) | Control::Swap(_))
+        matches!(
+            self,
+            Control::Fork(_)
+                | Control::SnapshotFolder(_)
+                | Control::RollbackAll(_)
+                | Control::Swap(_)
+                | Control::KeepSnapshots(..)
+        )
     }
 }
 
@@ -102,7 +111,7 @@ impl Model {
     /// Starts a control operation.
     pub fn begin(&mut self, control: Control) -> Pending {
         let news = match &control {
-            Control::Create(..) | Control::Clone(..) => 1,
+            Control::Create(..) | Control::Clone(..) | Control::KeepSnapshots(..) => 1,
             Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
                 sources.len() as Key
             }
@@ -152,6 +161,12 @@ impl Model {
                 all.iter().for_each(|&(volume, snapshot)| self.roll_back(volume, snapshot, pending.start));
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, pending.start),
+            Control::KeepSnapshots(volume, name) => {
+                self.insert(keys[0], name, None, 0, Content::default(), None);
+                let properties = Properties { chunk: 64 << 10, ..Properties::default() };
+                self.volumes.get_mut(&keys[0]).expect("just made").properties = properties;
+                self.volumes.values_mut().filter(|v| v.of == Some(*volume)).for_each(|v| v.of = Some(keys[0]));
+            }
             Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),
             Control::Swap(new) => {
                 for (key, name) in new {
@@ -163,7 +178,7 @@ impl Model {
                 volume.size = *size;
                 volume.content.truncate(size / SECTOR as u64);
             }
-            Control::Delete(keys) => self.volumes.retain(|key, _| !keys.contains(key)),
+            Control::Delete(keys) => self.delete(keys),
             Control::Replace(target, source) | Control::RollbackTo(target, source) => {
                 self.replace(*target, *source, pending)
             }
@@ -172,6 +187,18 @@ impl Model {
                 self.volumes.get_mut(key).expect("a volume").name = name;
             }
         }
+    }
+
+    /// Deletes volumes and snapshots, and remnants whose last snapshots are among them.
+    fn delete(&mut self, keys: &[Key]) {
+        let parents: Vec<Key> = keys.iter().filter_map(|key| self.volumes.get(key)?.of).collect();
+        self.volumes.retain(|key, _| !keys.contains(key));
+        let is_idle = |key: &Key| {
+            let is_remnant = |v: &Volume| v.name.starts_with(".snapshots/") && v.size == 0;
+            self.volumes.get(key).is_some_and(is_remnant) && self.volumes.values().all(|v| v.of != Some(*key))
+        };
+        let idle: Vec<Key> = parents.into_iter().filter(is_idle).collect();
+        self.volumes.retain(|key, _| !idle.contains(key));
     }
 
     fn add_clone(&mut self, source: Key, pending: &Pending, key: Key, name: &str) {

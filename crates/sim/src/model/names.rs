@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use forkdisk::FileKind;
+
 use super::Bad;
 use super::content::Time;
 
@@ -24,12 +26,14 @@ pub struct Entry {
     pub size: u64,
     /// The operation that filled its first pages before it had a name; 0: none.
     pub filled: u32,
+    /// Kind of a file.
+    pub kind: FileKind,
 }
 
 impl Entry {
     /// Returns what a listing shows of it.
-    fn seen(&self) -> (bool, u32, u64) {
-        (self.folder, self.mark, self.size)
+    fn seen(&self) -> (bool, u32, u64, FileKind) {
+        (self.folder, self.mark, self.size, self.kind)
     }
 }
 
@@ -122,7 +126,7 @@ impl Names {
             let wrong: Vec<String> =
                 wrong.map(|name| format!("{name}: {:?}, last {:?}", tell(found, name), tell(&last, name))).collect();
             let what = format!(
-                "the names are in none of {} states since what was durable (folder, mark, bytes): {}",
+                "the names are in none of {} states since what was durable (folder, mark, bytes, kind): {}",
                 self.states.len(),
                 wrong.join("; ")
             );
@@ -138,7 +142,7 @@ mod tests {
     use super::*;
 
     fn tree(names: &[&str]) -> Tree {
-        let entry = Entry { folder: true, mark: 1, size: 0, filled: 0 };
+        let entry = Entry { folder: true, mark: 1, size: 0, filled: 0, kind: FileKind::File };
         names.iter().map(|name| (name.to_string(), entry)).collect()
     }
 

@@ -5,6 +5,7 @@
 
 pub mod descent;
 pub mod names;
+pub mod remnants;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,7 @@ use crate::planted::correct;
 use crate::types::{Epoch, VolumeId};
 
 pub use descent::clones_of;
-pub use names::{NAME_MARKS, check_volume_name, is_name_character, within_folder};
+pub use names::{check_volume_name, within_folder};
 
 /// The entry of a volume or snapshot in memory; [`Live`](crate::volume::Live) is separate.
 pub struct CatalogEntry {
@@ -387,6 +388,11 @@ fn find_sharing_snapshot(directory: &Directory, volume: &VolumeRecord) -> Option
     let origin = descent::ancestor(directory, volume).filter(|v| v.is_snapshot())?;
     // A volume that took the name later is another.
     (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
+}
+
+/// Whether there is what older versions do not know: a symbolic link, a FIFO or a socket.
+pub fn has_special_files(directory: &Directory) -> bool {
+    directory.iter().any(|volume| volume.record.is_special())
 }
 
 /// Notes that a snapshot of this volume has been taken.

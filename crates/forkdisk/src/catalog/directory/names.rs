@@ -3,10 +3,12 @@
 use std::ops::Bound;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{MAX_NAME_BYTES, NO_VOLUME, VolumeRecord, VolumeState};
+use crate::format::{FileKind, MAX_NAME_BYTES, NO_VOLUME, VolumeRecord, VolumeState};
+use crate::names::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character};
 use crate::types::VolumeId;
 
 use super::super::{CatalogEntry, Directory, check_origin_text};
+use super::remnants::{REMNANTS, kept_snapshot, kept_within, remnants_of};
 
 /// Begins names that no volume can have.
 const ASIDE: char = '\0';
@@ -14,9 +16,8 @@ const ASIDE: char = '\0';
 /// How a name in a folder was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
-    Volume,
-    /// The record of a folder.
-    Folder,
+    /// A volume, or the record of a folder.
+    Child(FileKind),
     /// Something in a folder.
     Inside,
 }
@@ -24,8 +25,11 @@ enum Found {
 impl Directory {
     /// Renames a folder's record and everything in the folder.
     pub fn rename_folder(&mut self, from: &str, to: &str) {
-        let moved: Vec<(VolumeId, String)> =
-            entries_within(self, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+        let within = |from: &str, to: &str| -> Vec<(VolumeId, String)> {
+            entries_within(self, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect()
+        };
+        let mut moved = within(from, to);
+        moved.extend(within(&remnants_of(from), &remnants_of(to)));
         moved.iter().for_each(|(id, name)| self.rename(*id, name));
     }
 
@@ -43,11 +47,12 @@ impl Directory {
             Some((v, s)) => (v, Some(s)),
             None => (name, None),
         };
-        let Some(&(mut id)) = self.names.get(&(NO_VOLUME, volume.into())) else {
+        let kept = || snapshot.and_then(|snapshot| kept_snapshot(self, volume, snapshot));
+        let Some(mut id) = self.names.get(&(NO_VOLUME, volume.into())).copied().or_else(kept) else {
             return Err(if self.has_children(volume) && !volume.is_empty() { is_folder(volume) } else { missing() });
         };
-        if let Some(snapshot) = snapshot {
-            id = *self.names.get(&(id, snapshot.into())).ok_or_else(missing)?;
+        if let Some(snapshot) = snapshot.filter(|_| !self.is_snapshot(id)) {
+            id = self.names.get(&(id, snapshot.into())).copied().or_else(kept).ok_or_else(missing)?;
         }
         match self.get(id).filter(|v| !v.pending) {
             Some(v) if v.record.state == VolumeState::Folder => Err(is_folder(volume)),
@@ -91,6 +96,9 @@ impl Directory {
         if self.names.contains_key(&(parent, name.into())) {
             return taken("exists already");
         }
+        if self.get(parent).is_some_and(|volume| kept_snapshot(self, &volume.record.name, name).is_some()) {
+            return taken("exists already, of a file that had this name");
+        }
         if parent != NO_VOLUME {
             return Ok(());
         }
@@ -126,19 +134,15 @@ fn check_part(part: &str, whole: &str) -> Result<()> {
     match part.chars().find(|&c| !is_name_character(c)) {
         Some(c) => {
             let rule = format!("use letters, digits, spaces and any of {NAME_MARKS}, with '/' between folders");
-            bad(&format!("{c:?} is not allowed; {rule}"))
+            bad(&format!("{c:?} is not allowed; {rule}; the name that a mount gives it has {:?}", escape(c)))
         }
+        None if !has_sound_escapes(part) => bad("'%' stands only before the number of a byte that needs it: '%40'"),
         None => Ok(()),
     }
 }
 
-/// The marks that names of volumes and snapshots may contain besides letters, digits and spaces.
-pub const NAME_MARKS: &str = "._-+=~#:,";
-
-/// Whether `c` may be in a part of a name: the letters, digits and marks that need no escape in JSON or in a label of
-/// Prometheus. A space is neither the first nor the last character of a part.
-pub fn is_name_character(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == ' ' || NAME_MARKS.contains(c)
+fn escape(c: char) -> String {
+    escape_name(c.encode_utf8(&mut [0; 4]).as_bytes())
 }
 
 /// Checks whether `name` may be a volume's name.
@@ -148,6 +152,11 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 
 /// Whether every name in the folder may begin with `to` instead of `from`.
 pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> {
+    let is_long = |name: &str| name.len() - from.len() + to.len() > MAX_NAME_BYTES;
+    if entries_within(directory, &remnants_of(from)).any(|(name, _)| is_long(name)) {
+        let why = format!("bad name {to:?}: with it, names of snapshots of removed files are longer than 255 bytes");
+        return Err(Error::new(ErrorKind::Invalid, why));
+    }
     let within = format!("{from}/");
     let names = directory.names.range((NO_VOLUME, within.as_str().into())..);
     let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
@@ -164,12 +173,14 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
     })
 }
 
-/// Exchanges the names of what has the name `a`, or is in that folder, and of what has the name `b`.
+/// Exchanges the names of what has the name `a`, or is in that folder, and of what has the name `b`; those of their
+/// remnants, too.
 pub fn exchange(directory: &mut Directory, a: &str, b: &str) {
     let within = |from: &str, to: &str| -> Vec<(VolumeId, String)> {
         entries_within(directory, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect()
     };
-    let (to_b, to_a) = (within(a, b), within(b, a));
+    let all = |from: &str, to: &str| [within(from, to), within(&remnants_of(from), &remnants_of(to))].concat();
+    let (to_b, to_a) = (all(a, b), all(b, a));
     // No name may be taken while the other one still has it.
     for (id, name) in &to_b {
         directory.rename(*id, &format!("{ASIDE}{name}"));
@@ -183,6 +194,8 @@ pub fn entries_within<'a>(directory: &'a Directory, folder: &'a str) -> impl Ite
     let from_here = directory.names.range((NO_VOLUME, folder.into())..);
     let all = from_here.take_while(move |((parent, name), _)| *parent == NO_VOLUME && name.starts_with(folder));
     let all = all.filter(move |((_, name), _)| &**name == folder || name.starts_with(&within));
+    // Remnants are not in the root.
+    let all = all.filter(move |((_, name), _)| !folder.is_empty() || !name.starts_with(".snapshots/"));
     all.map(|((_, name), &id)| (&**name, id))
 }
 
@@ -192,9 +205,10 @@ pub fn snapshot_named(directory: &Directory, id: VolumeId, name: &str) -> Option
     (!snapshot.pending).then_some(snapshot.record.id)
 }
 
-/// Returns the numbers of a folder, if it has a record, and of everything in it.
+/// Returns the numbers of a folder, if it has a record, of everything in it, and of remnants of what was in it.
 pub fn within_folder<'a>(directory: &'a Directory, folder: &'a str) -> impl Iterator<Item = VolumeId> {
-    entries_within(directory, folder).map(|(_, id)| id)
+    let kept = kept_within(directory, folder).into_iter().map(|(_, id)| id);
+    entries_within(directory, folder).map(|(_, id)| id).chain(kept)
 }
 
 /// Iterates over the volumes with names after `after`, sorted by name.
@@ -252,23 +266,27 @@ fn next_child<'a>(directory: &'a Directory, folder: &str, from: &str) -> Option<
         let rest = &name[prefix.len()..];
         Some(Some(match rest.split_once('/') {
             Some((child, _)) => (child, Found::Inside),
-            None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
-            None => (rest, Found::Volume),
+            None => (rest, Found::Child(volume.record.kind())),
         }))
     })
     .flatten()
 }
 
-/// Returns everything directly in `folder` (empty: the root), each with whether it is a folder.
-pub fn children(directory: &Directory, folder: &str) -> Vec<(String, bool)> {
+/// Returns everything directly in `folder` (empty: the root), each with its kind.
+pub fn children(directory: &Directory, folder: &str) -> Vec<(String, FileKind)> {
     let (mut out, mut from) = (Vec::new(), String::new());
     while let Some((child, found)) = next_child(directory, folder, &from) {
+        let is_of_remnants = folder.is_empty() && child == REMNANTS;
         // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
         from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
         let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
         // A folder with a record comes before what is in it, with other names in between.
-        if found != Found::Inside || directory.folder(&path).is_none() {
-            out.push((child.to_string(), found != Found::Volume));
+        match found {
+            Found::Child(kind) => out.push((child.to_string(), kind)),
+            Found::Inside if directory.folder(&path).is_none() && !is_of_remnants => {
+                out.push((child.to_string(), FileKind::Folder))
+            }
+            Found::Inside => {}
         }
     }
     out
@@ -291,7 +309,18 @@ mod tests {
 
     #[test]
     fn names_follow_the_rules() {
-        for good in ["a", "a/b/c", "A-1_x.raw", "a b/c  d", "lost+found", "#sql-1~", "k=1,12:30", &"x".repeat(255)] {
+        for good in [
+            "a",
+            "a/b/c",
+            "A-1_x.raw",
+            "a b/c  d",
+            "lost+found",
+            "#sql-1~",
+            "k=1,12:30",
+            "a%40b",
+            "\u{e4}",
+            &"x".repeat(255),
+        ] {
             assert!(check_volume_name(good).is_ok(), "{good}");
         }
         for bad in [
@@ -309,7 +338,7 @@ mod tests {
             "a\"",
             "a%",
             "a@b",
-            "ä",
+            "a%41",
             ".snapshots",
             &"x".repeat(256),
         ] {
@@ -351,7 +380,7 @@ mod tests {
     fn a_folder_lists_what_is_directly_in_it_once() {
         let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
         let all = |folder: &str| -> Vec<String> {
-            let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
+            let mark = |(name, kind)| if kind == FileKind::Folder { format!("{name}/") } else { name };
             children(&d, folder).into_iter().map(mark).collect()
         };
         assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);

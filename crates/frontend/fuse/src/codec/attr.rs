@@ -1,5 +1,7 @@
 //! File attributes, as exchanged with the kernel.
 
+use forkdisk::FileKind;
+
 use super::fields::{Fields, Put};
 
 /// A point in time: seconds since 1970 (before it: negative) and nanoseconds.
@@ -31,6 +33,24 @@ pub enum Kind {
     File,
     /// A folder.
     Folder,
+    /// A symbolic link.
+    Link,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+impl From<FileKind> for Kind {
+    fn from(kind: FileKind) -> Kind {
+        match kind {
+            FileKind::File => Kind::File,
+            FileKind::Folder => Kind::Folder,
+            FileKind::Link => Kind::Link,
+            FileKind::Fifo => Kind::Fifo,
+            FileKind::Socket => Kind::Socket,
+        }
+    }
 }
 
 impl Kind {
@@ -39,6 +59,9 @@ impl Kind {
         match self {
             Kind::File => libc::S_IFREG,
             Kind::Folder => libc::S_IFDIR,
+            Kind::Link => libc::S_IFLNK,
+            Kind::Fifo => libc::S_IFIFO,
+            Kind::Socket => libc::S_IFSOCK,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Reading and writing of consecutive fields in native byte order, as the kernel uses.
 
+use forkdisk::escape_name;
+
 /// Reads fields from the front of a request; every method returns `None` past the end.
 pub struct Fields<'a>(pub &'a [u8]);
 
@@ -34,12 +36,22 @@ impl<'a> Fields<'a> {
         Some(head)
     }
 
-    /// Reads a string up to its NUL. Bytes that are not UTF-8 become a character that no name may contain.
-    pub fn name(&mut self) -> Option<String> {
+    /// Reads bytes up to a NUL, which is skipped.
+    pub fn text(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|&b| b == 0)?;
-        let name = String::from_utf8_lossy(&self.0[..end]).into_owned();
+        let text = &self.0[..end];
         self.0 = &self.0[end + 1..];
-        Some(name)
+        Some(text)
+    }
+
+    /// Reads a file name, and returns it as a part of the name of a volume has it.
+    pub fn name(&mut self) -> Option<String> {
+        self.text().map(escape_name)
+    }
+
+    /// Reads the name of an attribute.
+    pub fn attribute(&mut self) -> Option<String> {
+        self.text().map(|text| String::from_utf8_lossy(text).into_owned())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Replies to the kernel.
 
-use forkdisk::Buf;
+use forkdisk::{Buf, unescape_name};
 
 use super::attr::{Attr, ENTRY, Entry, Kind, StatFs};
 use super::fields::Put;
@@ -115,7 +115,8 @@ fn opened(out: &mut Vec<u8>, handle: u64, flags: u32) {
     out.u32(0);
 }
 
-/// A page of directory entries, filled as far as they fit.
+/// A page of directory entries, filled as far as they fit. Names are those of the pool: the kernel gets them without
+/// escapes.
 pub struct DirectoryPage {
     bytes: Vec<u8>,
     limit: usize,
@@ -129,7 +130,7 @@ impl DirectoryPage {
 
     /// Adds a name; a later request continues after it with offset `next`. Returns false if it does not fit.
     pub fn add(&mut self, ino: u64, kind: Kind, name: &str, next: u64) -> bool {
-        if self.bytes.len() + (24 + name.len()).next_multiple_of(8) > self.limit {
+        if self.bytes.len() + (24 + unescape_name(name).len()).next_multiple_of(8) > self.limit {
             return false;
         }
         self.put(ino, kind, name, next);
@@ -138,7 +139,7 @@ impl DirectoryPage {
 
     /// Returns whether `name` with its attributes fits.
     pub fn has_room_plus(&self, name: &str) -> bool {
-        self.bytes.len() + (ENTRY + 24 + name.len()).next_multiple_of(8) <= self.limit
+        self.bytes.len() + (ENTRY + 24 + unescape_name(name).len()).next_multiple_of(8) <= self.limit
     }
 
     /// Adds a name with its attributes; `None` adds the name only. It must fit.
@@ -151,12 +152,12 @@ impl DirectoryPage {
     }
 
     fn put(&mut self, ino: u64, kind: Kind, name: &str, next: u64) {
-        let out = &mut self.bytes;
+        let (out, shown) = (&mut self.bytes, unescape_name(name));
         out.u64(ino);
         out.u64(next);
-        out.u32(name.len() as u32);
+        out.u32(shown.len() as u32);
         out.u32(kind.entry_type());
-        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(&shown);
         out.align();
     }
 

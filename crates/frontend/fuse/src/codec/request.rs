@@ -85,6 +85,23 @@ pub enum Operation {
         name: String,
         mode: u32,
     },
+    /// Creates a symbolic link.
+    MakeLink {
+        name: String,
+        target: Vec<u8>,
+    },
+    /// Reads the target of a symbolic link.
+    ReadLink,
+    /// Opens a new file without a name in a folder.
+    CreateUnnamed {
+        mode: u32,
+        flags: u32,
+    },
+    /// Gives a file without a name its name; of any other it would be a further name.
+    Link {
+        node: u64,
+        name: String,
+    },
     Unlink {
         name: String,
     },
@@ -312,6 +329,8 @@ fn operation(opcode: u32, header: &Header, r: &mut Fields<'_>) -> Option<Operati
             GetAttr { handle: (flags & 1 != 0).then_some(handle) }
         }
         4 => SetAttr(super::attr::SetAttr::decode(r)?),
+        5 => ReadLink,
+        6 => MakeLink { name: r.name()?, target: r.text()?.to_vec() },
         8 => {
             let mode = r.u32()?;
             r.skip(12)?;
@@ -325,21 +344,22 @@ fn operation(opcode: u32, header: &Header, r: &mut Fields<'_>) -> Option<Operati
         10 => Unlink { name: r.name()? },
         11 => RemoveFolder { name: r.name()? },
         12 => Rename { folder: r.u64()?, flags: 0, name: r.name()?, new_name: r.name()? },
+        13 => Link { node: r.u64()?, name: r.name()? },
         14 => Open { flags: r.u32()? },
         17 => StatFs,
         18 => Release { handle: r.u64()? },
         20 => Sync { handle: r.u64()?, data_only: r.u32()? & 1 != 0 },
         21 => {
             let (size, flags) = (r.u32()? as usize, r.u32()?);
-            SetXattr { flags, name: r.name()?, value: r.bytes(size)?.to_vec() }
+            SetXattr { flags, name: r.attribute()?, value: r.bytes(size)?.to_vec() }
         }
         22 => {
             let size = r.u32()?;
             r.skip(4)?;
-            GetXattr { size, name: r.name()? }
+            GetXattr { size, name: r.attribute()? }
         }
         23 => ListXattr { size: r.u32()? },
-        24 => RemoveXattr { name: r.name()? },
+        24 => RemoveXattr { name: r.attribute()? },
         26 => Init(InitRequest::decode(r)?),
         27 => OpenFolder,
         28 | 44 => ReadFolder { handle: r.u64()?, offset: r.u64()?, size: r.u32()?, plus: opcode == 44 },
@@ -358,6 +378,10 @@ fn operation(opcode: u32, header: &Header, r: &mut Fields<'_>) -> Option<Operati
             let (folder, flags) = (r.u64()?, r.u32()?);
             r.skip(4)?;
             Rename { folder, flags, name: r.name()?, new_name: r.name()? }
+        }
+        51 => {
+            let (flags, mode) = (r.u32()?, r.u32()?);
+            CreateUnnamed { flags, mode }
         }
         46 => Seek { handle: r.u64()?, offset: r.u64()?, whence: r.u32()? },
         47 | 53 => {

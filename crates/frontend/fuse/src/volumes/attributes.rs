@@ -76,9 +76,12 @@ impl<D: Device> Volumes<D> {
     /// Returns the attributes of a folder that stands for a volume or folder: its owners, and those of its mode's bits
     /// that `bits` has. The file of a volume can be read where its folder can be entered.
     fn mirrored_attr(&self, path: &str, bits: u32) -> Outcome<Attr> {
-        let attributes = match self.pool.child(path)? {
-            Child::Folder(known, created) => self.known_or_default(known, 0o755, created),
-            Child::Volume(info) => {
+        let attributes = match self.pool.child(path) {
+            Ok(Child::Folder(known, created)) => self.known_or_default(known, 0o755, created),
+            // The folder was removed, and only root sees what it had.
+            Err(_) if self.pool.has_kept(path) => self.known_or_default(None, 0o700, 0),
+            Err(error) => return Err(error.into()),
+            Ok(Child::Volume(info)) => {
                 let file = self.known_or_default(info.attributes, 0o644, info.created);
                 let mode = file.mode & !(SET_USER | SET_GROUP | EXECUTE_BITS);
                 Attributes { mode: mode | (mode & READ_BITS) >> 2, ..file }
@@ -92,7 +95,7 @@ impl<D: Device> Volumes<D> {
         let mode = if info.is_snapshot() { a.mode & !WRITE_BITS } else { a.mode };
         let nlink = u32::from(!info.name.is_empty());
         let blocks = info.referenced / 512;
-        Attr { mode, nlink, size: info.size, blocks, ..attr(info.id.0 * 2 + 1, Kind::File, &a) }
+        Attr { mode, nlink, size: info.size, blocks, ..attr(info.id.0 * 2 + 1, a.kind().into(), &a) }
     }
 
     fn folder_attr(&self, a: Attributes) -> Attr {
@@ -157,8 +160,8 @@ impl<D: Device> Volumes<D> {
         let old = self.known_or_default(info.attributes, 0o644, info.created);
         let new = changed(old, set, Kind::File);
         // A change of length affects stored times only, and the kernel sends those separately.
-        let is_named = !info.name.is_empty();
-        if is_named && (new != old || info.attributes.is_none()) {
+        let is_kept = !info.name.is_empty() || info.attributes.is_some();
+        if is_kept && (new != old || info.attributes.is_none()) {
             self.pool.set_attributes(volume.id(), new)?;
         }
         Ok(())

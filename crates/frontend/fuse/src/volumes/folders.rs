@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::Device;
+use forkdisk::{Device, VolumeInfo};
 
 use super::nodes::{Node, SNAPSHOTS_NAME, join};
 use super::passed::PassedFolder;
@@ -33,11 +33,10 @@ impl<D: Device> Volumes<D> {
     }
 
     fn list(&self, number: u64) -> Outcome<Vec<(String, Kind)>> {
-        let kind = |is_folder| if is_folder { Kind::Folder } else { Kind::File };
         let mut names: Vec<(String, Kind)> = [".", ".."].map(|n| (n.to_string(), Kind::Folder)).into();
         match self.node(number)? {
             Node::Folder(path) => {
-                names.extend(self.pool.children(&path).into_iter().map(|(name, folder)| (name, kind(folder))));
+                names.extend(self.pool.children(&path).into_iter().map(|(name, kind)| (name, kind.into())));
                 if path.is_empty() && self.options.show_snapshots {
                     names.push((SNAPSHOTS_NAME.to_string(), Kind::Folder));
                 }
@@ -45,7 +44,8 @@ impl<D: Device> Volumes<D> {
             Node::Snapshots(path) => match self.is_volume(&path) {
                 true => {
                     let all = self.pool.snapshots_of(&path)?;
-                    names.extend(all.iter().map(|s| (short_name(&s.name).to_string(), Kind::File)));
+                    let kind = |s: &VolumeInfo| s.attributes.map_or(Kind::File, |attributes| attributes.kind().into());
+                    names.extend(all.iter().map(|s| (short_name(&s.name).to_string(), kind(s))));
                 }
                 false => {
                     let children = self.pool.children(&path);
@@ -56,14 +56,8 @@ impl<D: Device> Volumes<D> {
                 }
             },
             Node::Kept(path, snapshot) => {
-                for (name, is_folder) in self.pool.children(&path) {
-                    let below = join(&path, &name);
-                    let is_kept = match is_folder {
-                        true => self.pool.has_snapshot_in(&below, &snapshot),
-                        false => self.pool.find(&full_name(&below, &snapshot)).is_ok(),
-                    };
-                    names.extend(is_kept.then(|| (name, kind(is_folder))));
-                }
+                let kept = self.pool.children_of_snapshot(&path, &snapshot).into_iter();
+                names.extend(kept.map(|(name, kind)| (name, kind.into())));
             }
             Node::Volume(_) => return Err(Failed(libc::ENOTDIR)),
             Node::Phantom => {}
@@ -107,7 +101,7 @@ impl<D: Device> Volumes<D> {
             }
             // Names that were removed since the folder was opened are left out.
             if let Ok(entry) = self.find(number, name) {
-                page.add_plus(entry.node, *kind, name, next, Some(&entry));
+                page.add_plus(entry.node, entry.attr.kind, name, next, Some(&entry));
             }
         }
         Ok(page.reply())

@@ -16,6 +16,7 @@ mod data;
 mod destination;
 mod exchange;
 mod folders;
+mod links;
 mod names;
 mod nodes;
 mod passed;
@@ -101,10 +102,6 @@ impl VolumesOptions {
     }
 }
 
-/// Numbers of operations that a pool does not support.
-const SYMLINK_OPCODE: u32 = 6;
-const LINK_OPCODE: u32 = 13;
-
 /// An open file.
 struct Open<D: Device> {
     volume: Volume<D>,
@@ -167,6 +164,9 @@ fn changes_names(operation: &Operation) -> bool {
         SetAttr(_)
             | MakeNode { .. }
             | MakeFolder { .. }
+            | MakeLink { .. }
+            | CreateUnnamed { .. }
+            | Link { .. }
             | Unlink { .. }
             | RemoveFolder { .. }
             | Rename { .. }
@@ -260,6 +260,10 @@ impl<D: Device> Volumes<D> {
             Operation::SetAttr(set) => self.set_attr(node, &set).await,
             Operation::MakeNode { name, mode } => self.make_node(&header, &name, mode),
             Operation::MakeFolder { name, mode } => self.make_folder(&header, &name, mode).await.map(Reply::Entry),
+            Operation::MakeLink { name, target } => self.make_link(&header, &name, &target).await,
+            Operation::ReadLink => self.read_link(node).await,
+            Operation::CreateUnnamed { mode, .. } => self.create_unnamed(&header, mode),
+            Operation::Link { node: file, name } => self.give_name(file, node, &name),
             Operation::Unlink { name } => self.unlink(node, &name),
             Operation::RemoveFolder { name } => self.remove_folder(node, &name),
             Operation::Rename { name, folder, new_name, flags } => {
@@ -296,8 +300,6 @@ impl<D: Device> Volumes<D> {
             }
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
-            // No hard or symbolic links: the error of file systems without them.
-            Operation::Other(SYMLINK_OPCODE | LINK_OPCODE) => Err(Failed(libc::EPERM)),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }

@@ -1,6 +1,6 @@
 //! Lookup, creation, removal and renaming of files and folders.
 
-use forkdisk::{Child, CreateOptions, Device};
+use forkdisk::{Child, CreateOptions, Device, ErrorKind};
 
 use super::folders::{below, full_name};
 use super::nodes::{Node, SNAPSHOTS_NAME, join, parent};
@@ -29,17 +29,17 @@ impl<D: Device> Volumes<D> {
                 Ok((Node::Volume(self.pool.find(&full_name(&path, name))?.id), 0))
             }
             Node::Snapshots(path) => match self.pool.child(&join(&path, name)) {
+                Err(_) if let Ok(kept) = self.pool.find(&full_name(&path, name)) => Ok((Node::Volume(kept.id), 0)),
                 Err(_) if self.pool.has_snapshot_in(&path, name) => Ok((Node::Kept(path, name.to_string()), 0)),
+                Err(_) if self.pool.has_kept(&join(&path, name)) => Ok((below(&path, name), 0)),
                 found => found.map(|_| (below(&path, name), self.valid())).map_err(Failed::from),
             },
             Node::Kept(path, snapshot) => {
                 let path = join(&path, name);
-                match self.pool.child(&path)? {
-                    Child::Volume(_) => Ok((Node::Volume(self.pool.find(&full_name(&path, &snapshot))?.id), 0)),
-                    Child::Folder(..) if self.pool.has_snapshot_in(&path, &snapshot) => {
-                        Ok((Node::Kept(path, snapshot), 0))
-                    }
-                    Child::Folder(..) => Err(Failed(libc::ENOENT)),
+                match self.pool.find(&full_name(&path, &snapshot)) {
+                    Ok(found) => Ok((Node::Volume(found.id), 0)),
+                    Err(_) if self.pool.has_snapshot_in(&path, &snapshot) => Ok((Node::Kept(path, snapshot), 0)),
+                    Err(_) => Err(Failed(libc::ENOENT)),
                 }
             }
             Node::Volume(_) => Err(Failed(libc::ENOTDIR)),
@@ -66,7 +66,8 @@ impl<D: Device> Volumes<D> {
             Err(error) => return Err(error),
         };
         // Only for the snapshot itself: the same system call also looks up the folders on its path.
-        if self.holds_snapshots(header.node) && super::snapshots::wants_a_folder(header.pid) {
+        let is_snapshot = matches!((self.node(header.node)?, &node), (Node::Snapshots(_), Node::Volume(_)));
+        if is_snapshot && super::snapshots::wants_a_folder(header.pid) {
             return self.entry(Node::Phantom, 0).map(Reply::Entry);
         }
         self.entry(node, valid).map(Reply::Entry)
@@ -87,9 +88,8 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) fn make_node(&self, header: &Header, name: &str, mode: u32) -> Outcome {
-        // A pool has only regular files.
         if !matches!(mode & libc::S_IFMT, 0 | libc::S_IFREG) {
-            return Err(Failed(libc::EPERM));
+            return self.make_special(header, name, mode);
         }
         Ok(Reply::Entry(self.make_file(header, name, mode)?.0))
     }
@@ -112,6 +112,7 @@ impl<D: Device> Volumes<D> {
         let path = self.path_in(folder, name)?;
         self.check_unused(&path)?;
         self.keep_folder(parent(&path))?;
+        self.keep_snapshots(&path)?;
         self.pool.remove_file(&path)?;
         self.touch_folder(parent(&path))?;
         self.node_removed(Node::Snapshots(path));
@@ -159,7 +160,13 @@ impl<D: Device> Volumes<D> {
         match (self.pool.child(&source)?, there) {
             (Child::Volume(_), Some(Child::Folder(..))) => return Err(Failed(libc::EISDIR)),
             (Child::Folder(..), Some(Child::Volume(_))) => return Err(Failed(libc::ENOTDIR)),
-            (Child::Volume(_), _) => self.pool.rename_file(&source, &target, true)?,
+            (Child::Volume(_), there) => {
+                self.keep_snapshots(&source)?;
+                if there.is_some() && source != target {
+                    self.keep_snapshots(&target)?;
+                }
+                self.pool.rename_file(&source, &target, true)?;
+            }
             (Child::Folder(..), Some(_)) if !self.pool.children(&target).is_empty() => {
                 return Err(Failed(libc::ENOTEMPTY));
             }
@@ -176,6 +183,15 @@ impl<D: Device> Volumes<D> {
         self.node_removed(Node::Snapshots(target.clone()));
         self.rename_nodes(&source, &target);
         Ok(Reply::Done)
+    }
+
+    /// Keeps the snapshots of a file that is to lose its name. An origin is refused later, and without space the file
+    /// stays as it is.
+    fn keep_snapshots(&self, path: &str) -> Outcome<()> {
+        match self.pool.keep_snapshots(path, now().seconds as u64) {
+            Err(error) if !matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NoSpace) => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     fn node_removed(&self, node: Node) {

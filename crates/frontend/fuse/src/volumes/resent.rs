@@ -37,7 +37,24 @@ impl<D: Device> Volumes<D> {
                 }
                 _ => None,
             },
-            Operation::MakeNode { name, .. } if is_there(folder, name) => Some(Reply::Entry(self.find(folder, name)?)),
+            Operation::MakeNode { name, .. } | Operation::MakeLink { name, .. } | Operation::Link { name, .. }
+                if is_there(folder, name) =>
+            {
+                Some(Reply::Entry(self.find(folder, name)?))
+            }
+            Operation::CreateUnnamed { .. } => {
+                let files = self.files.borrow();
+                let known = files.iter().find(|(_, file)| file.request == header.request());
+                let known = known.map(|(handle, file)| (handle as u64, file.volume.clone()));
+                drop(files);
+                match known {
+                    Some((handle, volume)) => {
+                        let entry = self.entry(Node::Volume(volume.id()), 0)?;
+                        Some(Reply::Created(entry, handle, self.open_flags(&volume)))
+                    }
+                    None => None,
+                }
+            }
             Operation::MakeFolder { name, .. } if is_there(folder, name) => {
                 Some(Reply::Entry(match self.holds_snapshots(folder) {
                     // The kernel expects a folder here.

@@ -5,9 +5,11 @@
 //! `rmdir`. So for these two system calls only, the name is reported as a phantom folder, which the
 //! kernel must not cache.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 
-use forkdisk::{Device, SnapshotFlags};
+use forkdisk::{Device, SnapshotFlags, unescape_name};
 
 use super::folders::full_name;
 use super::nodes::{Node, join};
@@ -24,7 +26,7 @@ impl<D: Device> Volumes<D> {
         if self.pool.find(&full_name(volume, name)).is_ok() {
             return Err(Failed(libc::EEXIST));
         }
-        self.write_back(MountCall::WriteBack(self.options.dir.join(volume))).await?;
+        self.write_back(MountCall::WriteBack(self.options.dir.join(OsString::from_vec(unescape_name(volume))))).await?;
         self.pool.snapshot(&[(volume, name)], now().seconds as u64).await?;
         self.entry(Node::Phantom, 0)
     }
@@ -53,7 +55,7 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) fn remove_snapshot(&self, volume: &str, name: &str) -> Outcome {
-        if !self.is_volume(volume) {
+        if !self.is_volume(volume) && self.pool.find(&full_name(volume, name)).is_err() {
             if self.pool.child(&join(volume, name)).is_ok() || !self.pool.has_snapshot_in(volume, name) {
                 return Err(Failed(libc::EPERM));
             }

@@ -91,7 +91,7 @@ pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
         }
         Control::Swap(new) => new.iter().map(|&(key, _)| key).collect(),
         Control::RollbackAll(all) => all.iter().flat_map(|&(volume, snapshot)| [volume, snapshot]).collect(),
-        Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
+        Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) | Control::KeepSnapshots(key, _) => {
             vec![*key]
         }
         Control::Rollback(a, b) | Control::RollbackTo(a, b) | Control::Replace(a, b) | Control::Usurp(a, b) => {

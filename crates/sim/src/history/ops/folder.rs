@@ -66,6 +66,54 @@ pub static SWAP: Operation<Volumes> = Operation {
     },
     launch: swap,
 };
+/// The snapshots of a volume are kept apart, as before a file is removed on a mount.
+pub static KEEP_SNAPSHOTS: Operation<Volumes> = Operation {
+    name: "keep-snapshots",
+    weight: |profile| match profile {
+        Folders => 12,
+        _ => 0,
+    },
+    launch: keep_snapshots,
+};
+
+/// Folder of the volumes that have kept snapshots.
+const REMNANTS: &str = ".snapshots/";
+
+fn keep_snapshots(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    run.wait(|o| o.class.is_control())?;
+    let model = &run.known.model;
+    let has_some = |&key: &Key| !place::snapshots(model, Some(key)).is_empty();
+    let all: Vec<Key> = place::volumes(model).into_iter().filter(has_some).collect();
+    let Some(key) = place::choose(&all, op.draws[0]) else { return Ok(()) };
+    let name = model.name(key);
+    let Ok(found) = run.session.pool.find(&name) else { return Ok(()) };
+    let remnant = format!("{REMNANTS}{name}/~{}", found.id.0);
+    let is_kept = model.volumes().any(|(_, v)| v.name == remnant);
+    if name.starts_with(REMNANTS) || is_kept || has_no_room(run, 1) {
+        return Ok(());
+    }
+    control(run, Control::KeepSnapshots(key, remnant), |run| {
+        let pool = run.session.pool.clone();
+        let kept = format!("keep the snapshots of {name}");
+        (kept, async move {
+            pool.keep_snapshots(&name, 1)?;
+            pool.flush().await
+        })
+    })
+}
+
+/// Returns the kept snapshots of this name of what was in a folder, each with the name that the file had.
+fn kept_in(run: &Run, folder: &str, snapshot: &str) -> Vec<(Key, String)> {
+    let model = &run.known.model;
+    let prefix = format!("{REMNANTS}{folder}/");
+    let of_remnant = |(key, v): (Key, &crate::model::Volume)| {
+        let (former, _) = v.name.strip_prefix(&prefix).filter(|_| v.of.is_none())?.rsplit_once("/~")?;
+        let all = place::snapshots(model, Some(key));
+        let kept = all.into_iter().find(|&key| model.name(key).ends_with(&format!("@{snapshot}")))?;
+        Some((kept, format!("{folder}/{former}")))
+    };
+    model.volumes().filter_map(of_remnant).collect()
+}
 
 /// Returns a folder that has volumes, and these.
 fn drawn_folder(run: &Run, op: &Op) -> Option<(String, Vec<Key>)> {
@@ -117,16 +165,20 @@ fn snapshot_folder(run: &mut Run, op: &Op) -> Result<(), Violation> {
 fn fork(run: &mut Run, op: &Op) -> Result<(), Violation> {
     run.wait(|o| o.class.is_control())?;
     let Some((folder, volumes)) = drawn_folder(run, op) else { return Ok(()) };
-    let (source, pairs) = match drawn_snapshot(run, &volumes, op.draws[2]) {
-        Some((name, pairs)) if Rng::new(op.draws[3]).one_in(2) => (format!("{folder}@{name}"), pairs),
-        _ => (folder.clone(), volumes.iter().map(|&key| (key, key)).collect()),
+    let (source, pairs, kept) = match drawn_snapshot(run, &volumes, op.draws[2]) {
+        Some((name, pairs)) if Rng::new(op.draws[3]).one_in(2) => {
+            let kept = kept_in(run, &folder, &name);
+            (format!("{folder}@{name}"), pairs, kept)
+        }
+        _ => (folder.clone(), volumes.iter().map(|&key| (key, key)).collect(), Vec::new()),
     };
-    if has_no_room(run, pairs.len()) {
+    if has_no_room(run, pairs.len() + kept.len()) {
         return Ok(());
     }
     let target = new_name(run, "d");
     let name = |volume: Key| format!("{target}{}", &run.known.model.name(volume)[folder.len()..]);
-    let new = pairs.iter().map(|&(volume, from)| (from, name(volume))).collect();
+    let kept = kept.iter().map(|(from, former)| (*from, format!("{target}{}", &former[folder.len()..])));
+    let new = pairs.iter().map(|&(volume, from)| (from, name(volume))).chain(kept).collect();
     control(run, Control::Fork(new), |run| {
         let pool = run.session.pool.clone();
         (format!("fork {source} to {target}"), async move {
@@ -167,13 +219,18 @@ fn swap(run: &mut Run, op: &Op) -> Result<(), Violation> {
     let (Some(a), Some(b)) = (name(op.draws[0]), name(op.draws[1])) else { return Ok(()) };
     let is_in = |inner: &str, outer: &str| inner == outer || inner.starts_with(&format!("{outer}/"));
     // New volumes get names in the folder "f".
-    if is_in(&a, &b) || is_in(&b, &a) || [&a, &b].into_iter().any(|name| name == "f") {
+    let is_reserved = |name: &str| name == "f" || name.starts_with(".snapshots");
+    if is_in(&a, &b) || is_in(&b, &a) || [&a, &b].into_iter().any(|name| is_reserved(name)) {
         return Ok(());
     }
     let renamed = |key: Key| {
-        let name = run.known.model.name(key);
-        let new = [(&a, &b), (&b, &a)].into_iter().find(|(from, _)| is_in(&name, from));
-        new.map(|(from, to)| (key, format!("{to}{}", &name[from.len()..])))
+        let full = run.known.model.name(key);
+        let (place, name) = match full.strip_prefix(REMNANTS) {
+            Some(name) => (REMNANTS, name),
+            None => ("", full.as_str()),
+        };
+        let new = [(&a, &b), (&b, &a)].into_iter().find(|(from, _)| is_in(name, from));
+        new.map(|(from, to)| (key, format!("{place}{to}{}", &name[from.len()..])))
     };
     let new: Vec<(Key, String)> = volumes.iter().filter_map(|&key| renamed(key)).collect();
     if new.iter().any(|(_, name)| name.len() > 255) {

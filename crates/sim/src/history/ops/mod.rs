@@ -17,6 +17,7 @@ pub mod flush;
 mod folder;
 pub mod fork;
 pub mod gather;
+mod links;
 pub mod lives;
 pub mod names;
 pub mod properties;
@@ -89,6 +90,8 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder::ROLLBACK_TO,
     &folder::SWAP,
     &folder::ROLLBACK_LIVE,
+    &links::LINKS,
+    &folder::KEEP_SNAPSHOTS,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, Mode, Pool};
+use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, FileKind, Mode, Pool};
 
 use super::unnamed::{MAX_UNNAMED_VOLUMES, NAMING, Open, pattern};
 use crate::disk::{LyingDevice, PAGE};
@@ -34,7 +34,7 @@ const MAX_FILES: u64 = 6;
 /// Most names at once.
 const MAX_NAMES: usize = 24;
 
-fn attributes(mark: u32) -> Attributes {
+pub(super) fn attributes(mark: u32) -> Attributes {
     Attributes { mode: 0o640, uid: mark, gid: mark, accessed: 0, modified: 0, changed: 0 }
 }
 
@@ -42,7 +42,8 @@ fn attributes(mark: u32) -> Attributes {
 fn observe(pool: &Pool<LyingDevice>) -> Result<Tree, Violation> {
     let (mut tree, mut folders) = (Tree::new(), vec![PREFIX.trim_end_matches('/').to_string()]);
     while let Some(folder) = folders.pop() {
-        for (name, is_folder) in pool.children(&folder) {
+        for (name, kind) in pool.children(&folder) {
+            let is_folder = kind == FileKind::Folder;
             let name = format!("{folder}/{name}");
             let wrong = |e| Violation::new("P4", format!("{name} is listed, but: {e}"));
             let (attributes, size) = match pool.child(&name).map_err(wrong)? {
@@ -52,7 +53,8 @@ fn observe(pool: &Pool<LyingDevice>) -> Result<Tree, Violation> {
             // If only times are known, there is no owner.
             let mark = attributes.map(|a| a.uid).filter(|&uid| uid != u32::MAX).unwrap_or(0);
             if !is_folder || attributes.is_some() {
-                tree.insert(name.clone(), Entry { folder: is_folder, mark, size, filled: 0 });
+                let kind = if is_folder { FileKind::File } else { kind };
+                tree.insert(name.clone(), Entry { folder: is_folder, mark, size, filled: 0, kind });
             }
             if is_folder {
                 folders.push(name);
@@ -68,9 +70,12 @@ impl Session {
     pub fn compare_names(&self, model: &mut Model) -> Result<(), Violation> {
         model.names.settle(&observe(&self.pool)?)?;
         for (name, entry) in model.names.now().into_iter().filter(|(_, entry)| entry.filled > 0) {
-            let found = self.read(&name, 0, PAGE as u64)?;
+            let found = match entry.kind {
+                FileKind::Link => self.target(&name)?,
+                _ => self.read(&name, 0, PAGE as u64)?.to_vec(),
+            };
             if let Some(at) = found.iter().zip(pattern(entry.filled, PAGE)).position(|(a, b)| *a != b) {
-                let (end, held) = ((at + 16).min(PAGE), entry.filled);
+                let (end, held) = ((at + 16).min(found.len()), entry.filled);
                 let what = format!(
                     "{name} does not hold {held}, as it did before it had a name: {at}: {:x?}",
                     &found[at..end]
@@ -157,7 +162,7 @@ fn change_names(run: &mut Run, rng: &mut Rng, mark: u32) -> Result<(), Violation
     let new_file = file_name(rng);
     let is_free = |tree: &Tree, name: &str| !tree.contains_key(name) && !has_children(tree, name);
     let is_there = |tree: &Tree, name: &str| tree.contains_key(name) || has_children(tree, name);
-    let made = Entry { folder: true, mark, size: 0, filled: 0 };
+    let made = Entry { folder: true, mark, size: 0, filled: 0, kind: FileKind::File };
     match (rng.below(10), file) {
         (0, _) if is_free(&tree, &folder) && tree.len() < MAX_NAMES => {
             let result = pool.create_folder(&folder, attributes(mark), 1);
@@ -221,7 +226,7 @@ fn change_names(run: &mut Run, rng: &mut Rng, mark: u32) -> Result<(), Violation
         (8 | 9, _) if !tree.contains_key(&new_file) && tree.len() < MAX_NAMES => {
             let size = (1 + rng.below(8)) * PAGE as u64;
             let result = pool.create_file(&new_file, &CreateOptions::new(size, 1), attributes(mark)).map(drop);
-            let entry = Entry { folder: false, mark: 0, size, filled: 0 };
+            let entry = Entry { folder: false, mark: 0, size, filled: 0, kind: FileKind::File };
             // Two changes.
             tree.insert(new_file.clone(), entry);
             let named = tree.clone();
