@@ -19,7 +19,7 @@ pub const MAX_NAME_BYTES: usize = 255;
 pub struct Address {
     /// Path of the pool.
     pub pool: PathBuf,
-    /// `volume`, `volume@snapshot`, or empty for the pool itself.
+    /// `volume`, `volume@snapshot`, `@snapshot`, or empty for the pool itself.
     pub name: String,
 }
 
@@ -45,15 +45,17 @@ impl Address {
 
 /// Splits `text` into pool and name; `default` is the configured pool.
 pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
-    let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
-    if let Some(pool) = default.filter(|_| !is_path && !begins_with_a_pool(text)) {
-        let address = Address { pool: pool.to_path_buf(), name: text.to_string() };
-        check_name(&address)?;
-        return Ok(address);
-    }
-    let address = split(text)?;
+    let address = parse_unchecked(text, default)?;
     check_name(&address)?;
     Ok(address)
+}
+
+fn parse_unchecked(text: &str, default: Option<&Path>) -> Result<Address> {
+    let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
+    if let Some(pool) = default.filter(|_| !is_path && !begins_with_a_pool(text)) {
+        return Ok(Address { pool: pool.to_path_buf(), name: text.to_string() });
+    }
+    split(text)
 }
 
 /// Returns whether a leading part of `text` is the path of a pool; other files do not count.
@@ -88,8 +90,13 @@ pub fn parse_volume(text: &str, default: Option<&Path>) -> Result<Address> {
     Ok(address)
 }
 
-/// Parses the address of a snapshot.
+/// Parses the address of a snapshot; `@snapshot` alone stands for those of all volumes of the pool.
 pub fn parse_snapshot(text: &str, default: Option<&Path>) -> Result<Address> {
+    let unchecked = parse_unchecked(text, default)?;
+    if let Some(name) = unchecked.name.strip_prefix('@') {
+        check_part(name, name)?;
+        return Ok(unchecked);
+    }
     let address = parse_object(text, default)?;
     if address.snapshot().is_none() {
         bail!("{text} is a volume: name a snapshot, as in {text}@name");
@@ -232,6 +239,9 @@ mod tests {
         {
             assert!(parse(name, Some(Path::new("/p"))).is_err(), "{name}");
         }
+        let all = parse_snapshot("@x", Some(Path::new("/p"))).unwrap();
+        assert_eq!((all.volume(), all.snapshot()), ("", Some("x")));
+        assert!(parse_snapshot("@x y ", Some(Path::new("/p"))).is_err());
     }
 
     #[test]

@@ -6,14 +6,21 @@
 use clap::{Arg, Command};
 use forkdisk_control::{Field, Request};
 
-use crate::verbs::{copier, fork, set};
+use crate::verbs::{copier, fork, lifetime, set};
 
 /// Names that an argument of the form NAME=VALUE takes, each with the parameter that it sets.
 type Names = [(&'static str, &'static str)];
 
 /// Arguments of that form: verb, id of the argument, and its names.
-const ASSIGNMENTS: [(&str, &str, &Names); 3] =
-    [("set", "property", &set::PROPERTIES), ("copier", "set", &copier::SETTINGS), ("fork", "set", &fork::PROPERTIES)];
+const ASSIGNMENTS: [(&str, &str, &Names); 7] = [
+    ("set", "property", &set::PROPERTIES),
+    ("copier", "set", &copier::SETTINGS),
+    ("fork", "set", &fork::PROPERTIES),
+    ("create", "set", &lifetime::PROPERTIES),
+    ("clone", "set", &lifetime::PROPERTIES),
+    ("import", "set", &lifetime::PROPERTIES),
+    ("snapshot", "set", &lifetime::PROPERTIES),
+];
 
 /// Adds the help of the arguments that are parameters of the method with the verb's name.
 pub fn describe(verb: Command) -> Command {

@@ -13,7 +13,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::output::utc;
+use crate::dates::utc;
 use crate::syslog::{Line, Lines};
 
 /// Window in which lines of one kind are counted.

@@ -10,6 +10,7 @@ mod cli;
 mod command;
 mod config;
 mod daemon;
+mod dates;
 mod declared;
 mod freeze;
 mod global;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::dates;
 use crate::size::human;
 
 /// Format of results: tables for people, JSON for programs.
@@ -60,7 +61,7 @@ impl TableArgs {
 
     /// Formats `seconds` since 1970 as the options say.
     pub fn time(&self, seconds: u64) -> String {
-        if self.exact { seconds.to_string() } else { utc(seconds) }
+        if self.exact { seconds.to_string() } else { dates::utc(seconds) }
     }
 
     /// Returns whether headers and remarks may be printed.
@@ -186,42 +187,9 @@ pub fn percent_of(part: u64, whole: u64) -> String {
     format!("{:.1}%", if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 })
 }
 
-/// Formats `seconds` since 1970 as `2026-11-21T02:31:40Z`.
-pub fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
-}
-
-/// Returns the Gregorian date `days` after 1970-01-01. Computed in years that begin in March, so
-/// that the leap day comes last.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let since_0000 = days + 719_468;
-    let (era, in_era) = (since_0000 / 146_097, since_0000 % 146_097);
-    let year = (in_era - in_era / 1460 + in_era / 36_524 - in_era / 146_096) / 365;
-    let in_year = in_era - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * in_year + 2) / 153;
-    let day = in_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_utc_dates() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_199, "2024-02-29T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(utc(seconds), text);
-        }
-    }
 
     #[test]
     fn a_narrow_terminal_shows_the_columns_that_matter_most() {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use forkdisk::{ErrorKind, OpenOptions, Pool, PoolEvent, Recovery};
 use forkdisk_control::{
-    Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
-    perform, runtime_dir,
+    Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, delete_expired,
+    detach_origins, params, perform, runtime_dir,
 };
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
@@ -108,6 +108,9 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
             host::open_options().with_shared_cache(0).with_read_only(read_only).with_volatile(volatile_file.log());
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
+        if !read_only && let Err(error) = delete_expired(&session).await {
+            tracing::warn!("{}: what has expired could not be deleted: {error}", path.display());
+        }
         let outcome = work(&Caller::Idle(session)).await;
         let closed = close_pool(&pool).await.with_context(|| format!("{}: closing the pool", path.display()));
         if closed.is_ok() && !read_only {

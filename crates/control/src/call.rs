@@ -20,11 +20,15 @@ pub struct Call {
     pub file: Option<Rc<OwnedFd>>,
     /// Set when the caller has disconnected: verbs that can be undone end then.
     pub cancelled: Arc<AtomicBool>,
+    /// The number of the control connection that the request came by.
+    pub connection: Option<u64>,
+    /// What makes new volumes, if the request does not say: the user of the connection.
+    pub created_by: Option<String>,
 }
 
 impl Default for Call {
     fn default() -> Call {
-        Call { observer: Rc::new(Silent), file: None, cancelled: Arc::default() }
+        Call { observer: Rc::new(Silent), file: None, cancelled: Arc::default(), connection: None, created_by: None }
     }
 }
 

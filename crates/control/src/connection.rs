@@ -74,20 +74,27 @@ pub struct PassedPeer<F = OwnedFd> {
     pub files: Vec<F>,
     /// Id of the request to upgrade, which the other process answers.
     pub upgrade: Option<Value>,
+    /// Its number, for leases; absent if an earlier version passes it.
+    #[serde(default)]
+    pub number: Option<u64>,
 }
 
 impl<F> PassedPeer<F> {
     /// Converts all files.
     pub fn map<G>(self, convert: &mut impl FnMut(F) -> G) -> PassedPeer<G> {
-        let PassedPeer { socket, received, files, upgrade } = self;
+        let PassedPeer { socket, received, files, upgrade, number } = self;
         let socket = convert(socket);
-        PassedPeer { socket, received, files: files.into_iter().map(convert).collect(), upgrade }
+        PassedPeer { socket, received, files: files.into_iter().map(convert).collect(), upgrade, number }
     }
 }
 
 /// State of one connection, as the server sees it.
 pub struct Peer {
     stream: Stream,
+    /// Its number, which no other connection has or had.
+    number: u64,
+    /// The user at the other end.
+    user: Option<u32>,
     busy: Cell<bool>,
     /// The request under way is `stop`: the peer waits until the daemon has ended.
     stopping: Cell<bool>,
@@ -97,9 +104,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(stream: Stream) -> Rc<Peer> {
+    pub fn new(stream: Stream, number: u64) -> Rc<Peer> {
         let (busy, stopping, upgrading, cancelled) = Default::default();
-        Rc::new(Peer { stream, busy, stopping, upgrading, cancelled })
+        let user = stream.peer_cred().ok().map(|peer| peer.uid);
+        Rc::new(Peer { stream, number, user, busy, stopping, upgrading, cancelled })
+    }
+
+    /// Returns its number.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Whether the request under way is to upgrade.
@@ -158,7 +171,7 @@ pub async fn serve(shared: &Shared, peer: &Peer, earlier: Received) -> Result<()
             socket = peer.stream.pass_on();
         }
         let (socket, received, files) = (socket?, inbox.bytes, inbox.files.into());
-        shared.passed.borrow_mut().push(PassedPeer { socket, received, files, upgrade });
+        shared.passed.borrow_mut().push(PassedPeer { socket, received, files, upgrade, number: Some(peer.number) });
     }
     Ok(())
 }
@@ -185,7 +198,7 @@ async fn converse(shared: &Shared, peer: &Peer, inbox: &mut Inbox) -> Result<Opt
             Incoming::One(item) => {
                 let id = item.id.clone();
                 let upgrades = matches!(item.request, Ok(Request::Upgrade(_)));
-                let answer = handle(shared, peer, inbox, item).await;
+                let answer = handle(shared, peer, inbox, *item).await;
                 if upgrades && answer.as_ref().is_some_and(|answer| answer.get("result").is_some()) {
                     shared.stop.wait().await;
                     return Ok(id);
@@ -260,12 +273,15 @@ async fn carry_out(
     *peer.cancelled.borrow_mut() = cancelled.clone();
     let wants_file = matches!(request, Request::Import(_) | Request::Export(_) | Request::Mount(_));
     let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
-    let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone() };
+    let created_by = peer.user.map(|user| format!("control:uid={user}"));
+    let connection = Some(peer.number);
+    let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone(), connection, created_by };
     tracing::debug!(method = request.method(), "a request");
     let session = shared.session.clone();
     let runtime = session.runtime.clone();
     let mut running = runtime.spawn(async move {
         let outcome = perform(&session, request, &call).await;
+        session.connections().ring();
         session.host().follow().await;
         outcome
     });

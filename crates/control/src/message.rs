@@ -63,7 +63,7 @@ pub struct Item {
 /// A parsed line.
 #[derive(Debug, PartialEq)]
 pub enum Incoming {
-    One(Item),
+    One(Box<Item>),
     Batch(Vec<Item>),
 }
 
@@ -74,16 +74,16 @@ fn refused(code: i64, message: impl Into<String>) -> Item {
 /// Parses one line.
 pub fn parse(line: &[u8]) -> Incoming {
     match serde_json::from_slice(line) {
-        Err(error) => Incoming::One(refused(ErrorCode::PARSE, format!("this is not JSON: {error}"))),
+        Err(error) => Incoming::One(Box::new(refused(ErrorCode::PARSE, format!("this is not JSON: {error}")))),
         Ok(Value::Array(items)) if items.is_empty() => {
-            Incoming::One(refused(ErrorCode::REQUEST, "a batch has at least one request"))
+            Incoming::One(Box::new(refused(ErrorCode::REQUEST, "a batch has at least one request")))
         }
         Ok(Value::Array(items)) if items.len() > MAX_BATCH => {
             let text = format!("a batch has at most {MAX_BATCH} requests, this one {}", items.len());
-            Incoming::One(refused(ErrorCode::REQUEST, text))
+            Incoming::One(Box::new(refused(ErrorCode::REQUEST, text)))
         }
         Ok(Value::Array(items)) => Incoming::Batch(items.into_iter().map(item).collect()),
-        Ok(value) => Incoming::One(item(value)),
+        Ok(value) => Incoming::One(Box::new(item(value))),
     }
 }
 

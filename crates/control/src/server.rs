@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forkdisk_uring::{Rt, Stream, UnixListener};
 use serde_json::Value;
@@ -36,6 +36,8 @@ struct State {
     reserve: RefCell<Vec<File>>,
     /// When a failed accept was logged last.
     told: Cell<Option<Instant>>,
+    /// The number of the next connection.
+    next_number: Cell<u64>,
 }
 
 /// Stops a server; usable anywhere on the server's thread.
@@ -104,6 +106,10 @@ impl State {
         !self.reserve.take().is_empty()
     }
 
+    fn new_number(&self) -> u64 {
+        self.next_number.replace(self.next_number.get() + 1)
+    }
+
     fn rt(&self) -> &Rt {
         &self.shared.session.runtime
     }
@@ -115,7 +121,9 @@ impl Server {
         let (stop, changed, peers, reserve, told) = Default::default();
         let (is_leaving, passed) = Default::default();
         let shared = Shared { session, options, stop, is_leaving, passed, changed };
-        let state = State { shared, peers, reserve, told };
+        // Volumes may have leases of connections to earlier servers.
+        let next_number = Cell::new(SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64));
+        let state = State { shared, peers, reserve, told, next_number };
         state.refill();
         Server { state: Rc::new(state) }
     }
@@ -156,7 +164,7 @@ impl Server {
             drop(self.state.rt().spawn(async move { drop(rt.timeout(limit, sent).await) }));
             return;
         }
-        self.begin(stream, Received::default(), None);
+        self.begin(stream, self.state.new_number(), Received::default(), None);
     }
 
     /// Continues a connection of another process, and answers the request to upgrade if that was the peer's.
@@ -164,11 +172,13 @@ impl Server {
         let stream = Stream::from_fd(self.state.rt(), passed.socket);
         let answer = |id| message::answer(&id, upgraded.map_err(RpcError::from));
         let (first, earlier) = (passed.upgrade.map(answer), Received { bytes: passed.received, files: passed.files });
-        self.begin(stream, earlier, first);
+        let number = passed.number.unwrap_or_else(|| self.state.new_number());
+        self.begin(stream, number, earlier, first);
     }
 
-    fn begin(&self, stream: Stream, earlier: Received, first: Option<Value>) {
-        let peer = Peer::new(stream);
+    fn begin(&self, stream: Stream, number: u64, earlier: Received, first: Option<Value>) {
+        let peer = Peer::new(stream, number);
+        self.state.shared.session.connections().begin(number);
         self.state.peers.borrow_mut().push(peer.clone());
         let place = Place { state: self.state.clone(), peer };
         drop(self.state.rt().spawn(async move {
@@ -214,6 +224,10 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.state.peers.borrow_mut().retain(|peer| !Rc::ptr_eq(peer, &self.peer));
+        let shared = &self.state.shared;
+        if !shared.is_leaving.get() {
+            shared.session.connections().end(self.peer.number());
+        }
         self.state.shared.wake();
         self.state.refill();
     }

@@ -11,6 +11,7 @@ use forkdisk::{ErrorKind, LocalFuture, Pool};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_uring::{Rt, UringDevice};
 
+use crate::connections::Connections;
 use crate::failure::Failure;
 use crate::method::params;
 use crate::reply::{Place, Status};
@@ -166,6 +167,7 @@ struct Own {
     copies: Cell<usize>,
     /// A task is about to free the space of deletions.
     settles: Cell<bool>,
+    connections: Rc<Connections>,
 }
 
 /// Time from a deletion until its space is freed. All deletions in between share the checkpoints.
@@ -182,6 +184,11 @@ impl Session {
 
     pub(crate) fn host(&self) -> &dyn Host {
         &*self.host
+    }
+
+    /// The control connections of the pool.
+    pub(crate) fn connections(&self) -> &Rc<Connections> {
+        &self.own.connections
     }
 
     /// Registers an import or export; refused if too many are under way.

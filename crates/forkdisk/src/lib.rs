@@ -128,7 +128,7 @@ mod types;
 mod upkeep;
 mod volume;
 
-pub use catalog::{Changes, CreateOptions, ForkOptions, Protection, VolumeInfo};
+pub use catalog::{Changes, CreateOptions, ExtensionChanges, ForkOptions, Protection, VolumeInfo};
 pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
@@ -137,7 +137,8 @@ pub use counters::{
 pub use device::{Buf, Device, SharedCacheStatistics};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{
-    Attributes, BreakPolicy, CopierSettings, FileKind, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,
+    Attributes, BreakPolicy, CopierSettings, FileKind, GatherPolicy, Lease, NoSuchPolicy, OriginFull, SnapshotFlags,
+    Throttle,
 };
 #[cfg(feature = "planted")]
 pub use journal::tear;
@@ -146,7 +147,7 @@ pub use names::{
     NAME_MARKS, NoSuchName, escape_name, has_sound_escapes, is_name_character, parse_uuid, unescape_name, uuid_text,
 };
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
-pub use pool::{Child, Pool};
+pub use pool::{Child, Expired, Pool};
 pub use runtime::{LocalFuture, Runtime};
 pub use store::{
     CopierInfo, DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, PoolInfo,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::ErrorKind;
-use crate::format::{BreakPolicy, OriginFull, SnapshotFlags};
+use crate::format::{BreakPolicy, Lease, OriginFull, SnapshotFlags};
 use crate::types::{Mode, VolumeKind};
 
 pub use escape::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character, unescape_name};
@@ -32,6 +32,15 @@ impl std::error::Error for NoSuchName {}
 
 fn no_such(text: &str, known: &'static [&'static str]) -> NoSuchName {
     NoSuchName { text: text.to_string(), known }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lease::Connection(_) => f.write_str("connection"),
+            Lease::Process { pid, .. } => write!(f, "{pid}"),
+        }
+    }
 }
 
 macro_rules! names {

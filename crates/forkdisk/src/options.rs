@@ -1,10 +1,11 @@
 //! Constructors and setters of the public options. New options may be added to each, so that outside of this
 //! crate they are made by `new` or `default` and changed by `with_…`, never listed in full.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::catalog::{Changes, CreateOptions, ForkOptions};
-use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
+use crate::catalog::{Changes, CreateOptions, ExtensionChanges, ForkOptions};
+use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, Lease, OriginFull, SnapshotFlags, Throttle};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
 use crate::store::{DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
@@ -61,6 +62,7 @@ setters! {
         with_break_policy break_policy: BreakPolicy,
         with_quota quota: u64,
         with_gather gather: GatherPolicy,
+        with_extension extension: ExtensionChanges,
     }
     Changes {
         with_chunk chunk: impl Into<Option<u64>>,
@@ -70,6 +72,13 @@ setters! {
         with_gather gather: impl Into<Option<GatherPolicy>>,
         with_copy_ahead copy_ahead: impl Into<Option<u64>>,
         with_when_full when_full: impl Into<Option<OriginFull>>,
+        with_extension extension: ExtensionChanges,
+    }
+    ExtensionChanges {
+        with_expires expires: impl Into<Option<u64>>,
+        with_lease lease: impl Into<Option<Option<Lease>>>,
+        with_created_by created_by: impl Into<Option<String>>,
+        with_labels labels: BTreeMap<String, Option<String>>,
     }
     ProtectOptions {
         with_chunk chunk: u64,

@@ -343,6 +343,16 @@ bugs! {
     FlattenIgnoresWriters = "flatten-ignores-writers" in Origins,
     /// A clone counts as independent before all of its backing is copied.
     FlattenRecordFirst = "flatten-record-first" in Origins,
+    /// The extension of a volume that is deleted stays in the directory.
+    ExtensionOutlivesVolume = "extension-outlives-volume",
+    /// The page of an extension that was changed is not part of the next checkpoint.
+    ExtensionNotCheckpointed = "extension-not-checkpointed",
+    /// A pool that is open has extensions before its superblock says so.
+    FeatureBitAfterExtension = "feature-bit-after-extension",
+    /// The time at which a volume expired before it was renewed stays in the index of those times.
+    ExpiryIgnoresRenewal = "expiry-ignores-renewal",
+    /// An expired volume is deleted although it is open.
+    ExpiryIgnoresClients = "expiry-ignores-clients",
     /// The search for free pages finds those that were allocated since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
     /// Pages that a view walks over are allocated to others.

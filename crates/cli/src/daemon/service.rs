@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use forkdisk::Pool;
 use forkdisk_control::{
     Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, Session, Status, runtime_dir,
+    watch_lifetimes,
 };
 use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Security, Server, ServerHandle};
@@ -50,6 +51,9 @@ pub struct Serving {
     notifier: Rc<Notifier>,
     _places: Places,
 }
+
+/// How long clients of the process before have to open their volumes, before what has expired is deleted.
+const CONTINUING: Duration = Duration::from_secs(5);
 
 /// Files that are removed when the daemon ends.
 struct Places {
@@ -126,7 +130,7 @@ impl Process<'_> {
             identity: identity(path, pool, &sockets, settings)?,
         };
         let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
-        let server = ControlServer::new(session, settings.control_limits.clone());
+        let server = ControlServer::new(session.clone(), settings.control_limits.clone());
         // Set once.
         let _ = controlled.set(server.handle());
         let notifier = Rc::new(Notifier::from_environment());
@@ -160,7 +164,8 @@ impl Process<'_> {
             serving,
             controlling,
         };
-        let mut background = self.background(pool, &notifier, end, doors.clients.data.clone());
+        let lifetimes = (session, state.is_some());
+        let mut background = self.background(pool, &notifier, end, (doors.clients.data.clone(), lifetimes));
         background.extend(measuring);
         if let Some(earlier) = state {
             earlier.resume(self, continued, (&doors, &server), exports, security)?;
@@ -234,15 +239,19 @@ impl Process<'_> {
         pool: &Pool<UringDevice>,
         notifier: &Rc<Notifier>,
         end: &Rc<End>,
-        data: ServerHandle,
+        (data, (session, continues)): (ServerHandle, (Session, bool)),
     ) -> Vec<JoinHandle<()>> {
         let (runtime, log, signals) = (&self.runtime, self.settings.log_file.clone(), self.signals.clone());
-        vec![
+        // Clients of the process before open their volumes again first.
+        let pause = if continues { CONTINUING } else { Duration::ZERO };
+        let lifetimes = (!self.settings.pool.read_only).then(|| runtime.spawn(watch_lifetimes(session, pause)));
+        let others = vec![
             runtime.spawn(space::give_back(runtime.clone(), pool.clone(), self.settings.pool.read_only)),
             runtime.spawn(space::watch(runtime.clone(), pool.clone())),
             runtime.spawn(watchdog(runtime.clone(), notifier.clone())),
             runtime.spawn(Asked { signals, end: end.clone(), data, log }.run()),
-        ]
+        ];
+        others.into_iter().chain(lifetimes).collect()
     }
 }
 

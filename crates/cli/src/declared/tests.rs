@@ -9,8 +9,11 @@ use crate::cli::Cli;
 const WITHOUT_VERB: [&str; 4] = ["statistics", "status", "rollback-folder", "rollback-to"];
 
 /// Parameters that are no argument of their own, with the reason.
-const EXCEPTIONS: [(&str, &[&str], &str); 11] = [
-    ("import", &["source"], "the path that the argument names, for messages"),
+const EXCEPTIONS: [(&str, &[&str], &str); 14] = [
+    ("create", &["created_by"], "this program and its user"),
+    ("clone", &["created_by"], "this program and its user"),
+    ("snapshot", &["created_by"], "this program and its user"),
+    ("import", &["source", "created_by"], "the path that the argument names, for messages; this program and its user"),
     ("export", &["target"], "the path that the argument names, for messages"),
     ("diff", &["from"], "the verb requests all parts"),
     ("map", &["from"], "the verb requests all parts"),
@@ -18,7 +21,7 @@ const EXCEPTIONS: [(&str, &[&str], &str); 11] = [
     ("unprotect", &["volume"], "in a list of words, since a pool may come before the volume"),
     ("copier", &["percent", "bytes_per_second"], "both are the setting `throttle`"),
     ("mount", &["dir", "uid", "gid", "gather", "show_snapshots"], "a path, this user, and mount options"),
-    ("fork", &["uid", "gid", "mode"], "names of a user and a group, and an octal number"),
+    ("fork", &["uid", "gid", "mode", "created_by"], "names of a user and a group, an octal number; its user"),
     ("rollback", &["snapshot"], "with --to and --to-origin the argument is a volume"),
     ("detach", &["device"], "the argument may also be the address of the volume"),
 ];

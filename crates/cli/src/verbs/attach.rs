@@ -108,7 +108,7 @@ fn serve_again(attachment: &Attachment, global: &Global) -> Result<()> {
 
 fn exists(owner: &mut Owner, name: &str) -> Result<()> {
     if let Owner::Daemon(client, _) = owner {
-        client.call(params::List { objects: vec![name.to_string()] }, None, |_| {})?;
+        client.call(params::List { objects: vec![name.to_string()], ..params::List::default() }, None, |_| {})?;
     }
     Ok(())
 }

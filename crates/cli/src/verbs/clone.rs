@@ -6,8 +6,9 @@ use forkdisk_control::params;
 
 use crate::address::{names, same_pool};
 use crate::global::Global;
-use crate::session::{Access, call};
+use crate::session::{Access, with_pool};
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::{LeaseArg, NewArgs, created_by, make};
 
 /// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
@@ -24,6 +25,12 @@ pub struct CloneArgs {
 
     #[arg(short, long)]
     recursive: bool,
+
+    #[command(flatten)]
+    new: NewArgs,
+
+    #[command(flatten)]
+    lease: LeaseArg,
 }
 
 /// Creates all clones, or none.
@@ -34,6 +41,16 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     }
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;
-    let method = params::Clone { source, volumes: names(addresses), recursive: args.recursive };
-    global.print_if_json(&call(global, &pool, Access::Write, method)?)
+    let (expires, labels) = args.new.given();
+    let method = params::Clone {
+        source,
+        volumes: names(addresses),
+        recursive: args.recursive,
+        expires,
+        labels,
+        lease: args.lease.lease.clone(),
+        created_by: created_by(),
+    };
+    let show = |made: &_| global.print_if_json(made);
+    with_pool(global, &pool, Access::Write, async |caller| make(caller, method, &args.lease, show).await)
 }

@@ -7,9 +7,10 @@ use forkdisk_control::params;
 
 use crate::address::{names, same_pool};
 use crate::global::Global;
-use crate::session::{Access, call};
+use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::{LeaseArg, NewArgs, created_by, make};
 
 /// Create an empty volume
 #[derive(Args)]
@@ -32,6 +33,12 @@ pub struct CreateArgs {
 
     #[arg(long, value_name = "POLICY")]
     gather: Option<GatherPolicy>,
+
+    #[command(flatten)]
+    new: NewArgs,
+
+    #[command(flatten)]
+    lease: LeaseArg,
 }
 
 /// Size that a first write reserves.
@@ -45,6 +52,7 @@ pub struct ChunkArg {
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
     let addresses = args.volumes.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
+    let (expires, labels) = args.new.given();
     let method = params::Create {
         volumes: names(addresses),
         size: args.size,
@@ -52,6 +60,11 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         break_policy: args.break_policy,
         quota: args.quota,
         gather: args.gather.map(|policy| policy.to_string()),
+        expires,
+        labels,
+        lease: args.lease.lease.clone(),
+        created_by: created_by(),
     };
-    global.print_if_json(&call(global, &pool, Access::Write, method)?)
+    let show = |made: &_| global.print_if_json(made);
+    with_pool(global, &pool, Access::Write, async |caller| make(caller, method, &args.lease, show).await)
 }

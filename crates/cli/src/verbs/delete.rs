@@ -10,6 +10,7 @@ use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::SelectArgs;
 
 /// Delete volumes and snapshots, all of them or none
 ///
@@ -18,6 +19,7 @@ use crate::verbs::examples::examples;
 #[command(after_help = examples![
     "forkdisk delete -n -r /srv/pool.img/vm1",
     "forkdisk delete /srv/pool.img/vm1@monday",
+    "forkdisk delete -n -r /srv/pool.img --label job=42 --older-than 1d",
 ])]
 pub struct DeleteArgs {
     #[arg(required = true, value_name = "POOL/VOLUME[@SNAPSHOT]")]
@@ -34,16 +36,33 @@ pub struct DeleteArgs {
 
     #[arg(long)]
     until_freed: bool,
+
+    #[command(flatten)]
+    select: SelectArgs,
 }
 
 /// Deletes.
 pub fn run(args: DeleteArgs, global: &Global) -> Result<()> {
-    let addresses = args.objects.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?;
+    let addresses = match args.select.is_given() {
+        true => global.addresses(&args.objects)?,
+        false => args.objects.iter().map(|text| global.object(text)).collect::<Result<Vec<_>>>()?,
+    };
     let pool = same_pool(&addresses)?;
     let DeleteArgs { recursive, dry_run, until_freed, .. } = args;
     let access = if dry_run { Access::Read } else { Access::Write };
     let count = dry_run || args.count || global.output.json();
-    let method = params::Delete { objects: names(addresses), recursive, dry_run, count, until_freed };
+    let SelectArgs { label, pattern, older_than, expires_before } = args.select;
+    let method = params::Delete {
+        objects: names(addresses),
+        recursive,
+        dry_run,
+        count,
+        until_freed,
+        label,
+        pattern,
+        older_than,
+        expires_before,
+    };
     let deletion = call(global, &pool, access, method)?;
     if let Some(why) = &deletion.waits {
         tracing::warn!("{why}");

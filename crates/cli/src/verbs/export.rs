@@ -55,7 +55,7 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
     }
     let is_new = target != Path::new("-") && is_free(target);
     // Checked before a file is created for it.
-    let exists = params::List { objects: vec![address.name.clone()] };
+    let exists = params::List { objects: vec![address.name.clone()], ..params::List::default() };
     with_pool(global, &address.pool, Access::Read, async |caller| {
         caller.call(exists, None).await?;
         let new = is_new.then(|| NewFile::beside(target)).transpose()?;
@@ -88,7 +88,7 @@ fn as_disk(args: &ExportArgs, global: &Global) -> Result<()> {
         bail!("{} exists and is not empty: name another file, or --force overwrites it", target.display());
     }
     let raw = with_pool(global, &address.pool, Access::Read, async |caller| {
-        caller.call(params::List { objects: vec![address.name.clone()] }, None).await?;
+        caller.call(params::List { objects: vec![address.name.clone()], ..params::List::default() }, None).await?;
         let raw = NewFile::beside(target)?;
         let method = params::Export { object: address.name.clone(), target: Some(shown(target)), force: false };
         caller.call(method, Some(raw.file.try_clone()?.into())).await?;

@@ -2,15 +2,16 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use forkdisk_control::params;
+use forkdisk_control::{Forked, params};
 
 use crate::address::{names, same_pool, within_a_file};
 use crate::braces;
 use crate::global::Global;
 use crate::group;
 use crate::output::print_line;
-use crate::session::{Access, call};
+use crate::session::{Access, with_pool};
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::{LeaseArg, created_by, make};
 use crate::verbs::set::{self, Property};
 
 /// Create any number of clones of a volume, a snapshot, or a folder with everything in it
@@ -20,6 +21,7 @@ use crate::verbs::set::{self, Property};
 #[derive(Args)]
 #[command(after_help = examples![
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
+    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}' --set quota=1G,expires=1h",
     "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner 1000:1000 --mode 0600",
 ])]
 pub struct ForkArgs {
@@ -29,9 +31,13 @@ pub struct ForkArgs {
     #[arg(required = true, value_name = "POOL/NAME")]
     children: Vec<String>,
 
-    /// A property of the new volumes: chunk, break, quota or gather; can be given several times
-    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property)]
+    /// Properties of the new volumes: chunk, break, quota, gather, expires and label.KEY, separated by commas; can be
+    /// given several times
+    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property, value_delimiter = ',')]
     set: Vec<Property>,
+
+    #[command(flatten)]
+    lease: LeaseArg,
 
     /// User and group of the new files and folders on a mount, by name or number [default: as in the source]
     #[arg(long, value_name = "USER[:GROUP]", value_parser = group::owner)]
@@ -43,13 +49,22 @@ pub struct ForkArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 4] =
-    [("chunk", "chunk"), ("break", "break_policy"), ("quota=SIZE|none", "quota"), ("gather", "gather")];
+pub const PROPERTIES: [(&str, &str); 6] = [
+    ("chunk", "chunk"),
+    ("break", "break_policy"),
+    ("quota=SIZE|none", "quota"),
+    ("gather", "gather"),
+    ("expires=TIME|DATE|none", "expires"),
+    ("label.KEY=VALUE", "labels"),
+];
 
 fn parse_new_property(text: &str) -> Result<Property> {
-    match text.split('=').next().unwrap_or_default() {
-        "chunk" | "break" | "quota" | "gather" => set::parse_property(text),
-        name => bail!("there is no property '{name}' that a new volume can have: chunk, break, quota and gather are"),
+    match text.split(['=', '.']).next().unwrap_or_default() {
+        "chunk" | "break" | "quota" | "gather" | "expires" | "label" => set::parse_property(text),
+        name => bail!(
+            "there is no property '{name}' that a new volume can have: chunk, break, quota, gather, expires and \
+             label.KEY are"
+        ),
     }
 }
 
@@ -76,13 +91,12 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
     let mut method = params::Fork {
         source,
         children: names(addresses),
-        chunk: None,
-        break_policy: None,
-        quota: None,
-        gather: None,
         uid,
         gid,
         mode: args.permissions,
+        lease: args.lease.lease.clone(),
+        created_by: created_by(),
+        ..params::Fork::default()
     };
     for property in args.set {
         match property {
@@ -90,12 +104,14 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             Property::Break(policy) => method.break_policy = Some(policy),
             Property::Quota(quota) => method.quota = Some(quota),
             Property::Gather(policy) => method.gather = Some(policy.to_string()),
+            Property::Expires(time) => method.expires = Some(time),
+            Property::Label(label) => method.labels.push(label),
             _ => bail!("a new volume cannot have this property"),
         }
     }
-    let made = call(global, &pool, Access::Write, method)?;
-    if global.output.json() {
-        return global.print_if_json(&made);
-    }
-    made.iter().filter_map(|volume| volume.uri.as_deref()).try_for_each(print_line)
+    let show = |made: &Vec<Forked>| match global.output.json() {
+        true => global.print_if_json(made),
+        false => made.iter().filter_map(|volume| volume.uri.as_deref()).try_for_each(print_line),
+    };
+    with_pool(global, &pool, Access::Write, async |caller| make(caller, method, &args.lease, show).await)
 }

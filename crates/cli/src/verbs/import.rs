@@ -18,6 +18,7 @@ use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::create::ChunkArg;
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::{NewArgs, created_by};
 
 /// Create a volume from an image
 ///
@@ -47,6 +48,9 @@ pub struct ImportArgs {
 
     #[command(flatten)]
     chunk: ChunkArg,
+
+    #[command(flatten)]
+    new: NewArgs,
 }
 
 /// Imports; a failure leaves nothing behind.
@@ -54,6 +58,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.volume)?;
     let is_stdin = args.image == Path::new("-");
     let shown = if is_stdin { "standard input".to_string() } else { args.image.display().to_string() };
+    let (expires, labels) = args.new.given();
     let mut method = params::Import {
         volume: address.name,
         chunk: args.chunk.chunk,
@@ -61,6 +66,9 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         size: args.size,
         source: Some(shown.clone()),
         force: args.force,
+        expires,
+        labels,
+        created_by: created_by(),
     };
     let import = |method, fd| {
         with_pool(global, &address.pool, Access::Write, async |caller| Ok(caller.call(method, Some(fd)).await?))

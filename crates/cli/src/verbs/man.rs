@@ -11,7 +11,7 @@ use clap_mangen::roff::{Roff, bold, line_break, roman};
 
 use super::examples;
 use crate::config::{KEYS, Key, Scope};
-use crate::output::utc;
+use crate::dates::utc;
 use crate::verbs::examples::examples;
 
 /// Write the manual pages into a directory

@@ -23,6 +23,7 @@ pub mod hold_frozen;
 pub mod import;
 pub mod init;
 pub mod keeper;
+pub mod lifetime;
 pub mod list;
 pub mod man;
 pub mod map;

@@ -18,6 +18,7 @@ use crate::session::{
 use crate::size;
 use crate::verbs::examples::examples;
 use crate::verbs::init::random_uuid;
+use crate::verbs::lifetime;
 use crate::volatile_file::VolatileFile;
 
 /// Default time between two heartbeats.
@@ -28,7 +29,11 @@ const BEAT: Duration = Duration::from_secs(1);
 /// The properties uuid and multihost are those of a pool that no process has open: name the pool instead of a
 /// volume.
 #[derive(Args)]
-#[command(after_help = examples!["forkdisk set quota=30G /srv/pool.img/vm1"])]
+#[command(after_help = examples![
+    "forkdisk set quota=30G /srv/pool.img/vm1",
+    "forkdisk set expires=10m /srv/pool.img/kids/1",
+    "forkdisk set label.owner=ci /srv/pool.img/kids/1",
+])]
 pub struct SetArgs {
     /// The change
     ///
@@ -39,12 +44,12 @@ pub struct SetArgs {
     #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
     property: Property,
 
-    #[arg(value_name = "POOL/VOLUME")]
+    #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     volume: String,
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 7] = [
+pub const PROPERTIES: [(&str, &str); 10] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
@@ -52,6 +57,9 @@ pub const PROPERTIES: [(&str, &str); 7] = [
     ("copy-ahead", "copy_ahead"),
     ("when-full", "when_full"),
     ("path", "path"),
+    ("expires=TIME|DATE|none", "expires"),
+    ("label.KEY=VALUE", "labels"),
+    ("lease=PID|none", "lease"),
 ];
 
 #[derive(Clone)]
@@ -63,6 +71,10 @@ pub enum Property {
     Break(String),
     Quota(u64),
     Gather(GatherPolicy),
+    Expires(u64),
+    /// As `KEY=VALUE`; without a value it is removed.
+    Label(String),
+    Lease(String),
     OfPool(PoolChange),
 }
 
@@ -86,6 +98,10 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
         "path" => Ok(Property::Path(value.to_string())),
+        "expires" if value == "none" => Ok(Property::Expires(0)),
+        "expires" => Ok(Property::Expires(lifetime::moment(value)?)),
+        "lease" => Ok(Property::Lease(value.to_string())),
+        name if name.starts_with("label.") => Ok(Property::Label(format!("{}={value}", &name["label.".len()..]))),
         "uuid" if value == "new" => Ok(Property::OfPool(PoolChange::NewUuid)),
         "uuid" => bail!("a pool gets a UUID that nothing else has: uuid=new"),
         "multihost" => Ok(Property::OfPool(PoolChange::Heartbeat(match value {
@@ -95,7 +111,7 @@ pub fn parse_property(text: &str) -> Result<Property> {
         }))),
         _ => bail!(
             "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, \
-             uuid and multihost are"
+             expires, label.KEY, lease, uuid and multihost are"
         ),
     }
 }
@@ -105,17 +121,8 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     if let Property::OfPool(change) = args.property {
         return change_pool(&global.pool(Some(Path::new(&args.volume)))?, change, global);
     }
-    let address = global.volume(&args.volume)?;
-    let mut method = params::Set {
-        volume: address.name,
-        chunk: None,
-        break_policy: None,
-        copy_ahead: None,
-        when_full: None,
-        path: None,
-        quota: None,
-        gather: None,
-    };
+    let address = global.object(&args.volume)?;
+    let mut method = params::Set { volume: address.name, ..params::Set::default() };
     match args.property {
         Property::Chunk(chunk) => method.chunk = Some(chunk),
         Property::Break(policy) => method.break_policy = Some(policy),
@@ -127,6 +134,9 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         }
         Property::Quota(quota) => method.quota = Some(quota),
         Property::Gather(policy) => method.gather = Some(policy.to_string()),
+        Property::Expires(time) => method.expires = Some(time),
+        Property::Label(label) => method.labels.push(label),
+        Property::Lease(lease) => method.lease = Some(lease),
         Property::OfPool(_) => unreachable!("done above"),
     }
     global.print_if_json(&call(global, &address.pool, Access::Write, method)?)

@@ -16,8 +16,10 @@ use crate::attach;
 use crate::config::key;
 use crate::freeze::{Frozen, files_of};
 use crate::global::Global;
-use crate::session::{Access, Caller, with_pool};
+use crate::output::{print_json, print_line};
+use crate::session::{Access, Caller, call, with_pool};
 use crate::verbs::examples::examples;
+use crate::verbs::lifetime::{NewArgs, SelectArgs, created_by};
 
 /// Take snapshots, all of them at one instant or none
 ///
@@ -26,6 +28,7 @@ use crate::verbs::examples::examples;
 #[command(after_help = examples![
     "forkdisk snapshot /srv/pool.img/vm1@monday /srv/pool.img/vm2@monday",
     "forkdisk snapshot -r /srv/pool.img/team@monday",
+    "forkdisk snapshot /srv/pool.img/@daily --label backup=yes --set expires=7d",
 ])]
 pub struct SnapshotArgs {
     #[arg(required = true, value_name = "POOL/VOLUME@SNAPSHOT")]
@@ -42,6 +45,15 @@ pub struct SnapshotArgs {
 
     #[arg(long)]
     writable: bool,
+
+    #[command(flatten)]
+    new: NewArgs,
+
+    #[command(flatten)]
+    select: SelectArgs,
+
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 
     /// Do not freeze mounted file systems of attached volumes: their snapshots are as after a crash
     #[arg(long)]
@@ -65,8 +77,26 @@ pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
     let addresses = args.snapshots.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
     let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
-    let SnapshotArgs { recursive, independent, droppable, writable, .. } = args;
-    let method = params::Snapshot { snapshots: names(addresses), recursive, independent, droppable, writable };
+    let SnapshotArgs { recursive, independent, droppable, writable, dry_run, .. } = args;
+    let ((expires, labels), select) = (args.new.given(), args.select);
+    let method = params::Snapshot {
+        snapshots: names(addresses),
+        recursive,
+        independent,
+        droppable,
+        writable,
+        dry_run,
+        expires,
+        labels,
+        label: select.label,
+        pattern: select.pattern,
+        older_than: select.older_than,
+        expires_before: select.expires_before,
+        created_by: created_by(),
+    };
+    if dry_run {
+        return show_plan(global, &call(global, &pool, Access::Read, method)?);
+    }
     let names = method.snapshots.join("\n");
     let hook = |command: &Option<String>, what: &str, result: &str| match command {
         Some(command) => run_hook(command, &pool, &names, result).with_context(|| what.to_string()),
@@ -90,6 +120,14 @@ pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
     after.context("the snapshots were taken")
 }
 
+/// Prints what snapshots would be taken.
+fn show_plan(global: &Global, plan: &[VolumeRecord]) -> Result<()> {
+    match global.output.json() {
+        true => print_json(&plan),
+        false => plan.iter().try_for_each(|record| print_line(&format!("would take {}", record.name))),
+    }
+}
+
 async fn take(
     caller: &Caller,
     pool: &Path,
@@ -110,7 +148,7 @@ async fn take(
     let taken = taken?;
     if !was_held {
         let objects = taken.iter().map(|record| record.name.clone()).collect();
-        let delete = params::Delete { objects, recursive: false, dry_run: false, count: false, until_freed: false };
+        let delete = params::Delete { objects, ..params::Delete::default() };
         caller.call(delete, None).await.context("deleting snapshots that were taken too late")?;
         bail!("the file systems were thawed before the snapshots were taken, which were deleted: see --freeze-limit");
     }
@@ -119,10 +157,14 @@ async fn take(
 
 /// Freezes the file systems that are mounted from the volumes, if any is attached.
 async fn freeze(caller: &Caller, pool: &Path, method: &params::Snapshot, limit: Duration) -> Result<Option<Frozen>> {
-    let is_in = |object: &str, folder: &str| object.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+    let is_in = |object: &str, folder: &str| {
+        folder.is_empty() || object.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+    };
     let is_meant = |object: &str| {
         let mut sources = method.snapshots.iter().filter_map(|name| name.split('@').next());
-        sources.any(|source| source == object || method.recursive && is_in(object, source))
+        let is_folder = method.recursive || !method.label.is_empty() || method.pattern.is_some();
+        let is_folder = is_folder || method.older_than.is_some() || method.expires_before.is_some();
+        sources.any(|source| source == object || is_folder && is_in(object, source))
     };
     let attached = attach::list().into_iter().filter(|a| a.pool == pool && is_meant(&a.object));
     let devices: Vec<PathBuf> = attached.filter(|a| !attach::is_left_behind(a)).map(|a| a.device).collect();

@@ -215,14 +215,7 @@ fn a_long_request_tells_how_far_it_has_come() {
     // The image ends after the first progress notification of its import.
     let mut writer = Some(writer);
     let mut steps = Vec::new();
-    let import = forkdisk_control::params::Import {
-        volume: "a".into(),
-        chunk: None,
-        format: None,
-        size: None,
-        source: None,
-        force: false,
-    };
+    let import = forkdisk_control::params::Import { volume: "a".into(), ..Default::default() };
     let made = client.call(import, Some(reader.as_fd()), |step| {
         writer = None;
         steps.push(step);

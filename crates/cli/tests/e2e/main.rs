@@ -31,6 +31,7 @@ mod kernel_nbd;
 mod kill_loop;
 mod kill_transactions;
 mod kill_verbs;
+mod lifetimes;
 mod linearizable;
 mod live_backup;
 mod metrics;

@@ -44,37 +44,25 @@ impl Served {
 
     #[track_caller]
     fn create(&mut self, names: &[&str], size: u64) {
-        self.call(params::Create {
-            volumes: owned(names),
-            size,
-            chunk: None,
-            break_policy: None,
-            quota: None,
-            gather: None,
-        });
+        self.call(params::Create { volumes: owned(names), size, ..params::Create::default() });
     }
 
     #[track_caller]
     fn snapshot(&mut self, names: &[&str]) -> Vec<VolumeRecord> {
-        self.call(params::Snapshot {
-            snapshots: owned(names),
-            recursive: false,
-            independent: false,
-            droppable: false,
-            writable: false,
-        })
+        self.call(params::Snapshot { snapshots: owned(names), ..params::Snapshot::default() })
     }
 
     #[track_caller]
     fn fork(&mut self, source: &str, clone: &str) {
-        self.call(params::Clone { source: source.into(), volumes: vec![clone.into()], recursive: false });
+        let (source, volumes) = (source.into(), vec![clone.into()]);
+        self.call(params::Clone { source, volumes, ..params::Clone::default() });
     }
 
     /// Deletes these objects once the server has noticed that their clients have disconnected.
     #[track_caller]
     fn delete(&mut self, names: &[&str]) {
         let delete =
-            params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false, until_freed: true };
+            params::Delete { objects: owned(names), recursive: true, until_freed: true, ..params::Delete::default() };
         wait_until("they are not in use", || match self.control.call(delete.clone(), None, |_| {}) {
             Ok(_) => true,
             Err(failure) if failure.kind == ErrorKind::Busy => false,
@@ -131,7 +119,7 @@ fn space_use_is_n_for_n_written_and_2n_after_a_snapshot_and_the_same_writes_agai
     let mut client = it.client("a");
     let mut stomper = Stomper::new(1, 8 * MIB);
     stomper.wipe(&mut client);
-    assert_eq!(it.call(params::List { objects: vec![] })[0].referenced, 8 * MIB);
+    assert_eq!(it.call(params::List::default())[0].referenced, 8 * MIB);
     assert_about("used", it.used() - before, 8 * MIB);
     it.snapshot(&["a@x"]);
     let old = stomper.fork(1);
@@ -444,7 +432,8 @@ fn discards_single_partial_alternate_and_random_unmap_what_is_not_shared() {
     it.create(&["a"], 8 * MIB);
     let mut client = it.client("a");
     let mut own = Stomper::new(1, 8 * MIB);
-    let referenced = |it: &mut Served| it.call(params::List { objects: vec!["a".into()] })[0].referenced;
+    let referenced =
+        |it: &mut Served| it.call(params::List { objects: vec!["a".into()], ..params::List::default() })[0].referenced;
     own.wipe(&mut client);
     own.discard(&mut client, 700, 1);
     (0..256).step_by(2).for_each(|page| own.discard(&mut client, page, 1));
@@ -499,9 +488,7 @@ fn limits_of_chunks_and_sizes_are_kept() {
             volumes: vec![name.into()],
             size: 16 * MIB,
             chunk: Some(chunk),
-            break_policy: None,
-            quota: None,
-            gather: None,
+            ..params::Create::default()
         });
         let mut stomper = Stomper::new(chunk, 4 * MIB);
         let mut client = it.client(name);
@@ -509,28 +496,15 @@ fn limits_of_chunks_and_sizes_are_kept() {
         stomper.verify(&mut client);
     }
     for chunk in [0, 2048, 5000, 12_288, 128 * MIB] {
-        let odd = params::Create {
-            volumes: vec!["odd".into()],
-            size: MIB,
-            chunk: Some(chunk),
-            break_policy: None,
-            quota: None,
-            gather: None,
-        };
+        let odd =
+            params::Create { volumes: vec!["odd".into()], size: MIB, chunk: Some(chunk), ..params::Create::default() };
         it.control.call(odd, None, |_| {}).expect_err("a chunk is a power of two from 4K to 64M");
     }
     it.create(&["pebibyte"], 1 << 50);
     let mut client = it.client("pebibyte");
     client.write((1 << 50) - PAGE, &[5; PAGE as usize], true).unwrap();
     assert!(client.write(1 << 50, &[5; PAGE as usize], true).is_err());
-    let more = params::Create {
-        volumes: vec!["more".into()],
-        size: (1 << 50) + 1,
-        chunk: None,
-        break_policy: None,
-        quota: None,
-        gather: None,
-    };
+    let more = params::Create { volumes: vec!["more".into()], size: (1 << 50) + 1, ..params::Create::default() };
     it.control.call(more, None, |_| {}).expect_err("more than 1 PiB");
     it.lab.run(&["init", "small.img", "--size", "4K"]).refused();
     assert_eq!(it.lab.json(&["list", POOL]).as_array().unwrap().len(), 3);

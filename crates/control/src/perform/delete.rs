@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::look::select;
+use super::selection::selection;
 use super::{SHOWN_COUNT, refuse_in_use};
 use forkdisk::ErrorKind;
 
@@ -38,26 +39,34 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
 
 /// Returns the names of all objects to delete, in the order of the list.
 async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
-    if p.objects.iter().any(String::is_empty) || p.objects.is_empty() {
+    let selection = selection!(p)?;
+    let selects = !selection.is_everything();
+    if !selects && (p.objects.iter().any(String::is_empty) || p.objects.is_empty()) {
         return Err(Failure::new(ErrorKind::Invalid, "name what is to be deleted"));
     }
-    let all: Vec<String> = select(session, &p.objects).await?.into_iter().map(|info| info.name).collect();
+    let infos = select(session, &p.objects).await?;
+    let now = session.now();
+    let chosen: Vec<String> =
+        infos.iter().filter(|info| selects && selection.has(info, now)).map(|info| info.name.clone()).collect();
+    if selects && chosen.is_empty() {
+        return Err(selection.nothing());
+    }
+    let wanted = if selects { chosen } else { p.objects.iter().map(|name| own_name(session, name)).collect() };
+    let named: HashSet<&str> = wanted.iter().map(String::as_str).collect();
+    let mut all: Vec<String> = infos.into_iter().map(|info| info.name).collect();
     if p.recursive {
+        let goes = |name: &String| named.contains(name.as_str()) || is_snapshot_of(name, &named);
+        all.retain(|name| !selects || goes(name));
         return Ok(all);
     }
-    let objects: Vec<String> = p.objects.iter().map(|name| own_name(session, name)).collect();
-    let (found, named): (HashSet<&String>, HashSet<&str>) =
-        (all.iter().collect(), objects.iter().map(String::as_str).collect());
-    for name in &objects {
+    let found: HashSet<&String> = all.iter().collect();
+    for name in &wanted {
         if !found.contains(name) {
             let text = format!("{name} is a folder: -r deletes everything in it");
             return Err(Failure::new(ErrorKind::Invalid, text));
         }
     }
-    let snapshots_of = |name: &&String| {
-        let volume = name.split_once('@').map(|(volume, _)| volume);
-        volume.is_some_and(|volume| named.contains(volume))
-    };
+    let snapshots_of = |name: &&String| is_snapshot_of(name, &named);
     let left: Vec<&String> = all.iter().filter(|name| !named.contains(name.as_str())).filter(snapshots_of).collect();
     if !left.is_empty() {
         let (shown, more) = shorten(&left);
@@ -71,6 +80,10 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
 /// Returns the name of what is there, which is another one for a snapshot of a file that was removed on a mount.
 fn own_name(session: &Session, name: &str) -> String {
     session.pool.find(name).map_or_else(|_| name.to_string(), |info| info.name)
+}
+
+fn is_snapshot_of(name: &str, volumes: &HashSet<&str>) -> bool {
+    name.split_once('@').is_some_and(|(volume, _)| volumes.contains(volume))
 }
 
 fn shorten(names: &[&String]) -> (String, String) {

@@ -6,12 +6,14 @@ use super::copier::policy;
 use super::volumes::gather_policy;
 use crate::call::Call;
 use crate::failure::Failure;
+use crate::lifetimes::given;
 use crate::method::params;
 use crate::reply::Forked;
 use crate::session::Session;
 
-pub async fn fork(session: &Session, p: params::Fork, _: &Call) -> Result<Vec<Forked>, Failure> {
+pub async fn fork(session: &Session, p: params::Fork, call: &Call) -> Result<Vec<Forked>, Failure> {
     let changes = Changes::default()
+        .with_extension(given!(p, lease).of_new(session, call)?)
         .with_chunk(p.chunk)
         .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)
         .with_quota(p.quota)

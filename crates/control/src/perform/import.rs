@@ -14,6 +14,7 @@ use crate::call::{Call, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::files::STEP_BYTES;
 use crate::image::{Part, Source, read_image};
+use crate::lifetimes::given;
 use crate::method::params;
 use crate::observer::Step;
 use crate::reply::VolumeRecord;
@@ -32,6 +33,7 @@ type Parts = Receiver<Result<Part, Failure>>;
 /// Imports an image; a failure leaves nothing behind.
 pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result<VolumeRecord, Failure> {
     check_free(&session.pool.list(), &p.volume)?;
+    let extension = given!(p).of_new(session, call)?;
     let image = call.file()?;
     let _turn = session.begin_copy()?;
     let (sender, parts) = bridge::queue(AHEAD_COUNT);
@@ -43,7 +45,7 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
         Some(Err(failure)) => return Err(failure.clone()),
         _ => None,
     };
-    let options = create_options(session, p.size.or(known).unwrap_or(FIRST_SIZE), p.chunk);
+    let options = create_options(session, p.size.or(known).unwrap_or(FIRST_SIZE), p.chunk).with_extension(extension);
     let made = session.pool.create_unnamed(&options);
     let volume = made.map_err(|e| Failure::from(e).about("making the volume"))?;
     let filled = fill(session, &volume, p.size, first, &parts, call).await;

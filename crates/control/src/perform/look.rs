@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use forkdisk::{ErrorKind, Extent, VolumeInfo};
 
+use super::selection::selection;
 use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
@@ -18,7 +19,12 @@ const STEP_BYTES: u64 = 64 << 20;
 const REACH_BYTES: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
-    Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
+    let (selection, now) = (selection!(p)?, session.now());
+    let mut found = select(session, &p.objects).await?;
+    found.retain(|info| selection.has(info, now));
+    // What is in use now has no older time that counts.
+    found.iter_mut().filter(|info| info.in_use > 0).for_each(|info| info.last_used = now);
+    Ok(found.iter().map(VolumeRecord::from).collect())
 }
 
 pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, Failure> {

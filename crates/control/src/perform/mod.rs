@@ -12,6 +12,7 @@ mod import;
 mod look;
 mod pool;
 mod rollback;
+mod selection;
 mod volumes;
 
 pub use volumes::gather_policy;

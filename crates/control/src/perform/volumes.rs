@@ -5,9 +5,11 @@ use forkdisk::{Changes, CreateOptions, ErrorKind, ForkOptions, GatherPolicy, NoS
 use super::copier::policy;
 use super::folders::{refuse_folder, volumes_of};
 use super::rollback::split_snapshot;
+use super::selection::selection;
 use super::{refuse_attached, refuse_in_use};
 use crate::call::{Call, settle_later};
 use crate::failure::Failure;
+use crate::lifetimes::{Given, given};
 use crate::method::params;
 use crate::origins;
 use crate::reply::VolumeRecord;
@@ -48,7 +50,7 @@ fn check_size(size: u64) -> Result<(), Failure> {
     if size > 0 { Ok(()) } else { Err(invalid("a volume needs a size above 0, as in --size 20G".to_string())) }
 }
 
-pub async fn create(session: &Session, p: params::Create, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn create(session: &Session, p: params::Create, call: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     check_size(p.size)?;
     let mut options = create_options(session, p.size, p.chunk);
     if let Some(name) = &p.break_policy {
@@ -58,32 +60,49 @@ pub async fn create(session: &Session, p: params::Create, _: &Call) -> Result<Ve
     if let Some(name) = &p.gather {
         options.gather = gather_policy(name)?;
     }
+    options.extension = given!(p, lease).of_new(session, call)?;
     Ok(records(&session.pool.create_all(&strs(&p.volumes), &options).await?))
 }
 
-pub async fn clone(session: &Session, p: params::Clone, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn clone(session: &Session, p: params::Clone, call: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     if !p.recursive {
         refuse_folder(session, p.source.split('@').next().unwrap_or_default(), "clones")?;
-        return Ok(records(&session.pool.clone_all(&p.source, &strs(&p.volumes), session.now()).await?));
+        session.pool.find(&p.source)?;
     }
-    let options = ForkOptions::new(session.now());
+    let changes = Changes::default().with_extension(given!(p, lease).of_new(session, call)?);
+    let options = ForkOptions::new(session.now()).with_changes(changes);
     Ok(records(&session.pool.fork(&p.source, &strs(&p.volumes), &options).await?))
 }
 
-pub async fn snapshot(session: &Session, p: params::Snapshot, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
+pub async fn snapshot(session: &Session, p: params::Snapshot, call: &Call) -> Result<Vec<VolumeRecord>, Failure> {
+    let selection = selection!(p)?;
     let mut sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
     let mut inside: Vec<(String, &str)> = Vec::new();
-    if p.recursive {
+    if p.recursive || !selection.is_everything() {
         for (name, snapshot) in sources {
             inside.extend(volumes_of(session, name)?.into_iter().map(|volume| (volume, snapshot)));
         }
+        let now = session.now();
+        inside.retain(|(volume, _)| session.pool.find(volume).is_ok_and(|info| selection.has(&info, now)));
         sources = inside.iter().map(|(volume, snapshot)| (volume.as_str(), *snapshot)).collect();
+        if sources.is_empty() {
+            return Err(selection.nothing());
+        }
     } else {
         sources.iter().try_for_each(|(name, _)| refuse_folder(session, name, "takes a snapshot of"))?;
     }
+    if p.dry_run {
+        let infos = sources.iter().map(|(volume, _)| session.pool.find(volume)).collect::<Result<Vec<_>, _>>()?;
+        let named = infos.into_iter().zip(&sources).map(|(mut info, (volume, snapshot))| {
+            info.name = format!("{volume}@{snapshot}");
+            info
+        });
+        return Ok(records(&named.collect::<Vec<_>>()));
+    }
     let flags =
         SnapshotFlags::NONE.with_independent(p.independent).with_droppable(p.droppable).with_writable(p.writable);
-    Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
+    let extension = given!(p).of_new(session, call)?;
+    Ok(records(&session.pool.snapshot_extended(&sources, flags, &extension, session.now()).await?))
 }
 
 pub async fn rename(session: &Session, p: params::Rename, _: &Call) -> Result<VolumeRecord, Failure> {
@@ -132,8 +151,10 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 
-pub async fn set(session: &Session, p: params::Set, _: &Call) -> Result<VolumeRecord, Failure> {
+pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<VolumeRecord, Failure> {
+    let given = Given { expires: p.expires, labels: &p.labels, lease: p.lease.as_deref(), created_by: None };
     let changes = Changes::default()
+        .with_extension(given.changes(session, call)?)
         .with_chunk(p.chunk)
         .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)
         .with_quota(p.quota)

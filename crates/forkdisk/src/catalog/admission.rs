@@ -7,7 +7,7 @@ use crate::space::Need;
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::Catalog;
-use super::directory::{clones_of, unchanged_page_of, unchanged_pages_of_new, within_folder};
+use super::directory::{clones_of, extensions, unchanged_page_of, unchanged_pages_of_new, within_folder};
 
 /// What a record changes in the directory.
 #[derive(Default)]
@@ -30,7 +30,8 @@ pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
         return Ok(());
     }
     let directory = &catalog.directory;
-    let of_changed = effect.changed.iter().filter_map(|&id| unchanged_page_of(directory, id));
+    let both = |&id: &VolumeId| [unchanged_page_of(directory, id), extensions::unchanged_page_of(directory, id)];
+    let of_changed = effect.changed.iter().flat_map(both).flatten();
     let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
     // With each page at most one path of tables of the directory's map; a table above a root that was too low.
     let checkpoint = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
@@ -108,6 +109,11 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         | Record::SetQuota { id, .. }
         | Record::SetAttributes { id, .. }
         | Record::SetGather { id, .. } => effect.changed.push(*id),
+        Record::SetExtension { id, extension } => {
+            let has_one = catalog.directory.get(*id).is_some_and(|volume| volume.extension().is_some());
+            effect.changed.push(*id);
+            effect.new += usize::from(!has_one && !extension.is_empty());
+        }
         Record::Grow { .. } | Record::SetCopier { .. } => {}
         Record::Transaction { parts } => parts.iter().for_each(|part| collect(catalog, part, effect)),
         // Admitted by the pages that they take.

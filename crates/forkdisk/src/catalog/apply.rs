@@ -1,10 +1,10 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use crate::catalog::directory::{self, descent, names, remnants};
+use crate::catalog::directory::{self, descent, extensions, names, remnants};
 use crate::catalog::{exceptions, parts};
 use crate::format::{
-    BreakPolicy, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle, VolumeRecord,
-    VolumeState,
+    BreakPolicy, Extension, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle,
+    VolumeRecord, VolumeState,
 };
 use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, MAX_POOL_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -111,11 +111,19 @@ impl Catalog {
                 self.directory.change(*id).expect("read above").record.gather = *gather;
                 self.directory.update_gathering(*id);
             }
+            Record::SetExtension { id, extension } => set_extension(self, *id, extension)?,
             Record::Transaction { parts } => parts::apply(self, parts, done)?,
             Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
         Ok(())
     }
+}
+
+/// Gives a volume its extension.
+fn set_extension(catalog: &mut Catalog, id: VolumeId, extension: &Extension) -> Result<(), Failure> {
+    catalog.refuse_unknown(id)?;
+    extensions::set(&mut catalog.directory, id, extension.clone());
+    Ok(())
 }
 
 /// Maps pages block by block.

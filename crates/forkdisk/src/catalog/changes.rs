@@ -4,11 +4,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeRecord, VolumeState};
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
-use super::Catalog;
 use super::limits::{check_chunk, check_gather, check_quota, writable_volume};
+use super::{Catalog, ExtensionChanges};
 
 /// New values of properties; `None`: unchanged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
     /// Space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
@@ -25,6 +25,8 @@ pub struct Changes {
     pub copy_ahead: Option<u64>,
     /// Of an origin: what happens to a write if there is no space for the old contents.
     pub when_full: Option<OriginFull>,
+    /// Lifetime and labels, also of a snapshot.
+    pub extension: ExtensionChanges,
 }
 
 impl Changes {
@@ -33,6 +35,7 @@ impl Changes {
         self.chunk.map_or(Ok(()), check_chunk)?;
         self.quota.map_or(Ok(()), check_quota)?;
         self.gather.map_or(Ok(()), check_gather)?;
+        self.extension.check()?;
         if self.throttle.is_some_and(|throttle| !throttle.is_valid()) {
             let why = "bad throttle: 1% to 100%, and whole KiB per second up to 4 TiB";
             return Err(Error::new(ErrorKind::Invalid, why));
@@ -61,7 +64,7 @@ impl Changes {
         let chunk = self.chunk.map(|chunk| Record::SetChunk { id, chunk });
         let quota = self.quota.map(|quota| Record::SetQuota { id, quota });
         let gather = self.gather.map(|gather| Record::SetGather { id, gather });
-        [copying, chunk, quota, gather].into_iter().flatten()
+        [copying, chunk, quota, gather, self.extension.record_of_new(id)].into_iter().flatten()
     }
 
     /// The number of the volume, and the records that change it.
@@ -93,6 +96,7 @@ impl Changes {
         records.extend(self.chunk.map(|chunk| Record::SetChunk { id, chunk }));
         records.extend(self.quota.map(|quota| Record::SetQuota { id, quota }));
         records.extend(self.gather.map(|gather| Record::SetGather { id, gather }));
+        records.extend(self.extension.record(volume, name)?);
         Ok((id, records))
     }
 }

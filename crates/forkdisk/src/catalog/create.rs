@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeState};
 use crate::types::VolumeId;
 
-use super::{Catalog, Directory, refuse_during_rollback, writable_volume};
+use super::{Catalog, Directory, ExtensionChanges, refuse_during_rollback, writable_volume};
 
 /// Default chunk of a volume, in bytes.
 const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
@@ -25,6 +25,8 @@ pub struct CreateOptions {
     pub quota: u64,
     /// When its scattered pages are gathered by policy.
     pub gather: GatherPolicy,
+    /// Lifetime and labels.
+    pub extension: ExtensionChanges,
     /// Seconds since 1970.
     pub now: u64,
 }
@@ -34,7 +36,8 @@ impl CreateOptions {
     /// gathering off.
     pub fn new(size: u64, now: u64) -> CreateOptions {
         let (break_policy, gather) = (BreakPolicy::Split, GatherPolicy::Off);
-        CreateOptions { size, chunk: DEFAULT_CHUNK_BYTES, break_policy, quota: 0, gather, now }
+        let extension = ExtensionChanges::default();
+        CreateOptions { size, chunk: DEFAULT_CHUNK_BYTES, break_policy, quota: 0, gather, extension, now }
     }
 }
 
@@ -45,13 +48,13 @@ pub fn new_ids(meta: &Catalog, count: usize) -> Vec<VolumeId> {
 
 /// The records that create a volume with these options.
 pub fn creation(id: VolumeId, name: &str, options: &CreateOptions) -> impl Iterator<Item = Record> {
-    let CreateOptions { size, chunk, now, break_policy, quota, gather } = *options;
+    let CreateOptions { size, chunk, now, break_policy, quota, gather, .. } = *options;
     let throttle = Throttle::NONE;
     let create = Record::Create { id, name: name.to_string(), size, chunk, now };
     let copying = (break_policy != BreakPolicy::Split).then_some(Record::SetCopying { id, break_policy, throttle });
     let limit = (quota != 0).then_some(Record::SetQuota { id, quota });
     let gather = (gather != GatherPolicy::Off).then_some(Record::SetGather { id, gather });
-    [Some(create), copying, limit, gather].into_iter().flatten()
+    [Some(create), copying, limit, gather, options.extension.record_of_new(id)].into_iter().flatten()
 }
 
 /// Checks whether all of these names may be given to new volumes together.

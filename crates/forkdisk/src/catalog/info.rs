@@ -1,5 +1,7 @@
 //! Properties of volumes and snapshots, as callers see them.
 
+use std::collections::BTreeMap;
+
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{
@@ -67,6 +69,21 @@ pub struct VolumeInfo {
     pub depends_on: String,
     /// Time of creation, in seconds since 1970.
     pub created: u64,
+    /// What made it; empty: not known.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_empty"))]
+    pub created_by: String,
+    /// Time of the last open for I/O or close, in seconds since 1970; 0: not known.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
+    pub last_used: u64,
+    /// When it expires, in seconds since 1970; 0: never.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
+    pub expires: u64,
+    /// What it is deleted after, `connection` or the number of a process; empty: nothing.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_empty"))]
+    pub lease: String,
+    /// Labels: keys and values.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub labels: BTreeMap<String, String>,
     /// Flags of a snapshot.
     pub flags: SnapshotFlags,
     /// Protection of an origin.
@@ -118,6 +135,7 @@ impl Catalog {
     /// Properties of a volume that has `in_use` open handles.
     pub fn info_of(&self, record: &VolumeRecord, in_use: usize) -> VolumeInfo {
         let origin = self.origin_of(record);
+        let extension = self.directory.get(record.id).and_then(|v| v.extension()).cloned().unwrap_or_default();
         VolumeInfo {
             id: record.id,
             name: self.directory.full_name(record),
@@ -152,6 +170,11 @@ impl Catalog {
             origin_id: origin.map(|origin| origin.id),
             depends_on: self.base_name(record),
             created: record.created,
+            created_by: extension.created_by,
+            last_used: extension.last_used,
+            expires: extension.expires,
+            lease: extension.lease.map_or(String::new(), |lease| lease.to_string()),
+            labels: extension.labels,
             in_use,
             attributes: record.attributes,
         }

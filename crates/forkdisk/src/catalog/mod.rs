@@ -8,6 +8,8 @@ mod create;
 mod delete;
 pub mod directory;
 pub mod exceptions;
+mod expiry;
+mod extension_changes;
 mod fork;
 mod info;
 mod limits;
@@ -31,6 +33,8 @@ pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshot
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
 pub use directory::{CatalogEntry, Chain, Directory, check_volume_name};
 pub use exceptions::{ExceptionView, exception_run};
+pub use expiry::deletable_expired;
+pub use extension_changes::ExtensionChanges;
 pub use fork::{ForkOptions, is_folder, no_such_snapshot, plan_fork};
 pub use info::{Protection, VolumeInfo};
 pub use limits::{check_chunk, check_gather, check_origin_text, check_quota, check_size, writable_volume};

@@ -48,9 +48,17 @@ fn check(catalog: &Catalog, parts: &[Record]) -> Result<(), Failure> {
             | Record::SetQuota { id, .. }
             | Record::SetAttributes { id, .. }
             | Record::SetGather { id, .. }
+            | Record::SetExtension { id, .. }
             | Record::Unlink { id } => (Needs::Volume(*id), None),
             Record::Delete { ids } => {
                 ids.iter().try_for_each(|&id| catalog.refuse_unknown(id))?;
+                (Needs::Nothing, None)
+            }
+            Record::Snapshot { of, .. } => {
+                for (source, id, _) in of {
+                    catalog.refuse_unknown(*source)?;
+                    refuse_existing(catalog, &mut made, *id)?;
+                }
                 (Needs::Nothing, None)
             }
             other => return Err(Failure::Nonsense(format!("a transaction has {other:?}"))),
@@ -63,12 +71,17 @@ fn check(catalog: &Catalog, parts: &[Record]) -> Result<(), Failure> {
             }
             _ => {}
         }
-        if let Some(id) = new.filter(|&id| catalog.directory.get(id).is_some() || !made.insert(id)) {
-            return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", id.0)));
-        }
+        new.map_or(Ok(()), |id| refuse_existing(catalog, &mut made, id))?;
         if matches!(part, Record::Protect { .. }) {
             protected.extend(new);
         }
+    }
+    Ok(())
+}
+
+fn refuse_existing(catalog: &Catalog, made: &mut BTreeSet<VolumeId>, id: VolumeId) -> Result<(), Failure> {
+    if catalog.directory.get(id).is_some() || !made.insert(id) {
+        return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", id.0)));
     }
     Ok(())
 }

@@ -18,10 +18,12 @@ use super::stamp::Stamp;
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    Attributes, FileKind, Identity, NO_VOLUME, OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord,
-    VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, FileKind, Identity, NO_VOLUME, OriginFull, OriginRecord, SnapshotFlags, VolumeRecord, VolumeState,
 };
-use super::{CountNode, SUPERBLOCK_PAGES};
+use super::{
+    CountNode, DirectorySlot, Extension, Lease, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, decode_directory_page,
+    encode_directory_page,
+};
 
 const DOCUMENT: &str = include_str!("../../docs/format.md");
 /// 00 01 02 … 0f.
@@ -183,12 +185,35 @@ fn origin_slot() {
         ..snapshot.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
+    let [origin, snapshot, clone] = [origin, snapshot, clone].map(DirectorySlot::Volume);
     (slots[0], slots[1], slots[2]) = (Some(&origin), Some(&snapshot), Some(&clone));
     let mut page = vec![0; PAGE_SIZE];
     encode_directory_page(&slots, &mut page);
     assert_example("directory-origin", &page);
     let again = decode_directory_page(&example("directory-origin"), PAGES).expect("valid");
     assert_eq!((&again[0], &again[1], &again[2]), (&Some(origin), &Some(snapshot), &Some(clone)));
+}
+
+fn extension() -> Extension {
+    Extension {
+        expires: 0x6953_f100,
+        last_used: 0x6553_f101,
+        lease: Some(Lease::Process { pid: 0x1234, start: 0x5678, boot: POOL }),
+        created_by: "cli:uid=0".into(),
+        labels: [("job", "42"), ("owner", "ci")].map(|(key, value)| (key.to_string(), value.to_string())).into(),
+        unknown: vec![(0x80, vec![1])],
+    }
+}
+
+#[test]
+fn extension_slot() {
+    let slot = DirectorySlot::Extension(VolumeId(6), extension());
+    let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+    slots[1] = Some(&slot);
+    encode_directory_page(&slots, &mut page);
+    assert_example("directory-extension", &page);
+    let again = decode_directory_page(&example("directory-extension"), PAGES).expect("valid");
+    assert_eq!(again[1].as_ref(), Some(&slot));
 }
 
 #[test]
@@ -257,6 +282,7 @@ fn superblock() {
         large_counts: false,
         transactions: false,
         special_files: false,
+        extensions: false,
         preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
@@ -326,6 +352,7 @@ fn directory_page() {
     };
     let mut slots = [None; SLOTS_PER_PAGE];
     let folder = VolumeRecord { state: VolumeState::Folder, ..VolumeRecord::empty(VolumeId(3), "vm", 0x6553_f100) };
+    let [volume, snapshot, folder] = [volume, snapshot, folder].map(DirectorySlot::Volume);
     (slots[0], slots[2], slots[3]) = (Some(&volume), Some(&snapshot), Some(&folder));
     let mut page = vec![0; PAGE_SIZE];
     encode_directory_page(&slots, &mut page);
@@ -455,6 +482,15 @@ fn records_of_special_files() -> Vec<Record> {
     ]
 }
 
+fn records_of_extensions() -> Vec<Record> {
+    let id = VolumeId(6);
+    let expiring = Extension { expires: 0x6953_f100, ..Extension::default() };
+    vec![
+        Record::SetExtension { id, extension: Box::new(expiring) },
+        Record::SetExtension { id, extension: Box::default() },
+    ]
+}
+
 #[test]
 fn journal_group() {
     let checksum = DataChecksum { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
@@ -468,6 +504,7 @@ fn journal_group() {
     assert_group("journal-group-special", &records_of_special_files(), &[]);
     assert_group("journal-group-transaction", &records_of_transactions(), &[]);
     assert_group("journal-group-exchange", &records_of_exchanges(), &[]);
+    assert_group("journal-group-extensions", &records_of_extensions(), &[]);
 }
 
 #[track_caller]

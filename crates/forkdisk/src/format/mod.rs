@@ -7,6 +7,7 @@ mod count_log;
 mod counts;
 mod cursor;
 mod entry;
+mod extension;
 #[cfg(test)]
 mod golden;
 mod group;
@@ -15,6 +16,7 @@ mod layout;
 pub mod ordered;
 mod record;
 mod settings;
+mod slot;
 mod stamp;
 mod superblock;
 mod table;
@@ -26,6 +28,7 @@ pub use checksum::{Seed, page_checksum};
 pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
+pub use extension::{Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES};
 pub use group::{
     DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,
 };
@@ -35,11 +38,11 @@ pub use ordered::TreeRoot;
 pub use ordered::{ExceptionKey, ExceptionKind};
 pub use record::{MovedRun, Record};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
+pub use slot::{DirectorySlot, SLOTS_PER_PAGE, decode_directory_page, encode_directory_page};
 pub use stamp::{Stamp, ZONES};
 pub use superblock::{BEATS_APART, JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
     Attributes, FileKind, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME,
-    OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page,
-    encode_directory_page,
+    OriginFull, OriginRecord, SnapshotFlags, VolumeRecord, VolumeState,
 };

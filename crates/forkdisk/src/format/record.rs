@@ -11,7 +11,7 @@ use super::volume::{
     Attributes, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, OriginFull, SnapshotFlags,
     policy_byte, policy_of,
 };
-use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle, transaction};
+use super::{BreakPolicy, CopierSettings, Extension, GatherPolicy, Stamp, Throttle, transaction};
 
 /// Declares the records: `kind => Name { field: type = codec, … }`.
 macro_rules! records {
@@ -169,6 +169,8 @@ records! {
     53 => Exchange { a: String = name, b: String = name },
     /// The snapshots of volume `id` become those of the new, empty volume `remnant`.
     54 => KeepSnapshots { id: VolumeId = volume, remnant: VolumeId = volume, now: u64 = number, name: String = name },
+    /// The extension of a volume or snapshot is this one from now on.
+    55 => SetExtension { id: VolumeId = volume, extension: Box<Extension> = extension },
     /// All of these changes or none; see [`is_part`](Record::is_part).
     52 => Transaction { parts: Vec<Record> = parts },
 }
@@ -361,6 +363,10 @@ codecs! {
         |value, out| out.extend_from_slice(&Attributes::encode(value.as_ref())),
         |r| Attributes::decode(r)
     }
+    extension: Box<Extension> {
+        |value, out| value.encode(out),
+        |r| Extension::decode(r).map(Box::new)
+    }
     gather: GatherPolicy { |value, out| Append::u8(out, value.encoded()), |r| r.u8().and_then(GatherPolicy::decoded) }
     volumes: Vec<VolumeId> {
         |value, out| {
@@ -450,6 +456,8 @@ pub mod tests {
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
             Record::SetQuota { id: v, quota: 1 << 30 },
             Record::Flatten { id: v },
+            Record::SetExtension { id: v, extension: Box::new(crate::format::extension::tests::longest()) },
+            Record::SetExtension { id: v, extension: Box::default() },
             Record::SetGather { id: v, gather: GatherPolicy::Above(7) },
             Record::Gather {
                 volumes: vec![v, w],

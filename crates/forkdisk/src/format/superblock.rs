@@ -32,8 +32,15 @@ const HAS_LARGE_COUNTS: u64 = 8;
 const HAS_TRANSACTIONS: u64 = 16;
 /// Incompatible feature: attributes may have kinds of files, and there may be snapshots of removed volumes.
 const HAS_SPECIAL_FILES: u64 = 32;
-const KNOWN_FEATURES: u64 =
-    HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS | HAS_TRANSACTIONS | HAS_SPECIAL_FILES;
+/// Incompatible feature: the directory may have extensions, and the journal records that set them.
+const HAS_EXTENSIONS: u64 = 64;
+const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
+    | HAS_CHECKSUM_UUID
+    | HAS_HEARTBEAT
+    | HAS_LARGE_COUNTS
+    | HAS_TRANSACTIONS
+    | HAS_SPECIAL_FILES
+    | HAS_EXTENSIONS;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -90,6 +97,8 @@ pub struct Superblock {
     /// There may be symbolic links, FIFOs, sockets, and snapshots of removed volumes, so that versions that do not
     /// know them refuse the pool.
     pub special_files: bool,
+    /// There may be extensions, so that versions that do not know them refuse the pool.
+    pub extensions: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -127,6 +136,7 @@ impl Superblock {
             bit(self.large_counts, HAS_LARGE_COUNTS),
             bit(self.transactions, HAS_TRANSACTIONS),
             bit(self.special_files, HAS_SPECIAL_FILES),
+            bit(self.extensions, HAS_EXTENSIONS),
         ];
         out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
@@ -207,6 +217,7 @@ impl Superblock {
                 large_counts,
                 transactions: incompatible & HAS_TRANSACTIONS != 0,
                 special_files: incompatible & HAS_SPECIAL_FILES != 0,
+                extensions: incompatible & HAS_EXTENSIONS != 0,
                 preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
@@ -264,6 +275,7 @@ impl Superblock {
             large_counts: false,
             transactions: false,
             special_files: false,
+            extensions: false,
             preallocated: false,
             copier,
             heartbeat: 0,
@@ -304,6 +316,7 @@ mod tests {
             large_counts: true,
             transactions: true,
             special_files: true,
+            extensions: true,
             preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,

@@ -28,6 +28,8 @@ impl Record {
                 | Record::SetQuota { .. }
                 | Record::SetAttributes { .. }
                 | Record::SetGather { .. }
+                | Record::SetExtension { .. }
+                | Record::Snapshot { .. }
                 | Record::Stamp { .. }
                 | Record::Unlink { .. }
                 | Record::Delete { .. }

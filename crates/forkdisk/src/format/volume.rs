@@ -1,8 +1,8 @@
-//! The directory: one slot of 512 bytes per volume or snapshot, eight to a page.
+//! The directory's record of a volume or snapshot: one slot of 512 bytes.
 
 use std::sync::Arc;
 
-use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
+use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
 use super::stamp::ZONE_BYTES;
@@ -10,8 +10,6 @@ use super::{BreakPolicy, GatherPolicy, MapEntry, Stamp, Throttle, TreeRoot};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT_BYTES: usize = 512;
-/// Slots in a directory page.
-pub const SLOTS_PER_PAGE: usize = PAGE_SIZE / DIRECTORY_SLOT_BYTES;
 /// Longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 /// The number that means "no volume".
@@ -345,7 +343,7 @@ impl VolumeRecord {
         }
     }
 
-    fn encode(&self, slot: &mut [u8]) {
+    pub(super) fn encode(&self, slot: &mut [u8]) {
         let mut out = Vec::with_capacity(DIRECTORY_SLOT_BYTES);
         let state = match self.state {
             VolumeState::Volume => 1,
@@ -395,7 +393,7 @@ impl VolumeRecord {
         }
     }
 
-    fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
+    pub(super) fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
         let mut r = Reader(slot);
         let state = match r.u8()? {
             1 => VolumeState::Volume,
@@ -562,27 +560,6 @@ pub(super) fn policy_of(byte: u8) -> Option<BreakPolicy> {
         1 => Some(BreakPolicy::Copy),
         _ => None,
     }
-}
-
-/// Writes a directory page.
-pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], page: &mut [u8]) {
-    page[..PAGE_SIZE].fill(0);
-    for (slot, out) in slots.iter().zip(page.chunks_exact_mut(DIRECTORY_SLOT_BYTES)) {
-        if let Some(record) = slot {
-            record.encode(out);
-        }
-    }
-}
-
-/// Reads a directory page, or reports which slot is damaged.
-pub fn decode_directory_page(page: &[u8], pool_pages: u64) -> Result<Vec<Option<VolumeRecord>>, String> {
-    let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT_BYTES).enumerate();
-    slots
-        .map(|(i, slot)| match slot[0] {
-            0 => Ok(None),
-            _ => VolumeRecord::decode(slot, pool_pages).map(Some).ok_or_else(|| format!("slot {i} makes no sense")),
-        })
-        .collect()
 }
 
 #[cfg(test)]

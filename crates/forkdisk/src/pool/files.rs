@@ -24,7 +24,7 @@ use super::Pool;
 #[derive(Clone, Debug)]
 pub enum Child {
     /// A volume.
-    Volume(VolumeInfo),
+    Volume(Box<VolumeInfo>),
     /// A folder, with its attributes if they were set, and its time of creation (0: implied by a volume in
     /// it).
     Folder(Option<Attributes>, u64),
@@ -46,7 +46,7 @@ impl<D: Device> Pool<D> {
             Some(record) => Ok(Child::Folder(record.attributes, record.created)),
             None if name.is_empty() || directory.has_children(name) => Ok(Child::Folder(None, 0)),
             None if name.contains('@') => Err(missing(name)),
-            None => Ok(Child::Volume(self.store.info_of(&meta, &directory.find(name)?.record))),
+            None => Ok(Child::Volume(Box::new(self.store.info_of(&meta, &directory.find(name)?.record)))),
         }
     }
 

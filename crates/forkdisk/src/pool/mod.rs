@@ -2,6 +2,7 @@
 //! here.
 
 mod copying;
+mod expiry;
 mod files;
 mod folders;
 mod info;
@@ -26,6 +27,7 @@ use crate::store;
 use crate::store::{FormatOptions, OpenOptions, PoolEvent, Recovery, Store, commit, open};
 use crate::types::VolumeId;
 use crate::upkeep::Upkeep;
+pub use expiry::Expired;
 pub use files::Child;
 
 /// An open pool, for use on one thread (`!Send`). Cheap to clone; all clones are the same pool.

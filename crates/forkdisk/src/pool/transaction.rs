@@ -20,6 +20,7 @@ impl<D: Device> Pool<D> {
         check_chunk(options.chunk)?;
         check_quota(options.quota)?;
         check_gather(options.gather)?;
+        options.extension.check()?;
         let ids = self
             .store
             .verb_of_parts(|meta| {

@@ -23,6 +23,7 @@ impl<D: Device> Pool<D> {
         check_gather(options.gather)?;
         check_quota(options.quota)?;
         debug_assert!(options.break_policy == BreakPolicy::Split && options.quota == 0);
+        options.extension.check()?;
         let CreateOptions { size, chunk, now, gather, .. } = *options;
         let id = self.store.note(|meta| {
             let id = VolumeId(meta.next_id);
@@ -31,6 +32,9 @@ impl<D: Device> Pool<D> {
         let volume = self.volume_by_id(id)?;
         if gather != GatherPolicy::Off {
             self.store.note(|_| Ok((Record::SetGather { id, gather }, ())))?;
+        }
+        if let Some(extension) = options.extension.record_of_new(id) {
+            self.store.note(|_| Ok((extension, ())))?;
         }
         Ok(volume)
     }

@@ -4,7 +4,8 @@
 use crate::Changes;
 use crate::catalog::directory::remnants;
 use crate::catalog::{
-    Catalog, CreateOptions, VolumeInfo, check_origin_text, check_size, deletable, new_snapshots, writable_volume,
+    Catalog, CreateOptions, ExtensionChanges, VolumeInfo, check_origin_text, check_size, deletable, new_snapshots,
+    writable_volume,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -81,6 +82,21 @@ impl<D: Device> Pool<D> {
         flags: SnapshotFlags,
         now: u64,
     ) -> Result<Vec<VolumeInfo>> {
+        self.snapshot_extended(sources, flags, &ExtensionChanges::default(), now).await
+    }
+
+    /// Like [`snapshot_with`](Self::snapshot_with); the snapshots have this lifetime and these labels.
+    ///
+    /// # Errors
+    /// Those of [`snapshot_with`](Self::snapshot_with), and `Invalid` for a bad label.
+    pub async fn snapshot_extended(
+        &self,
+        sources: &[(&str, &str)],
+        flags: SnapshotFlags,
+        extension: &ExtensionChanges,
+        now: u64,
+    ) -> Result<Vec<VolumeInfo>> {
+        extension.check()?;
         let mut origins = Vec::new();
         let publish = |meta: &mut Catalog| {
             origins.clear();
@@ -93,7 +109,9 @@ impl<D: Device> Pool<D> {
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
             of.iter().for_each(|&(source, ..)| commit::record_time(&self.store, meta, source));
-            self.store.publish(meta, &Record::Snapshot { of, now, flags })?;
+            let mut parts = vec![Record::Snapshot { of, now, flags }];
+            parts.extend(ids.iter().filter_map(|&id| extension.record_of_new(id)));
+            self.store.publish_parts(meta, parts)?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }

@@ -19,7 +19,7 @@ use crate::catalog::{Catalog, Failure};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CopierSettings, JournalStart, MapEntry, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, DirectorySlot, JournalStart, MapEntry, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop, lookup};
@@ -41,7 +41,7 @@ struct DirectoryPage {
     at: PageAddr,
     leaf: NodeId,
     slot: usize,
-    records: [Option<VolumeRecord>; SLOTS_PER_PAGE],
+    records: [Option<DirectorySlot>; SLOTS_PER_PAGE],
 }
 
 /// What a freeze sets aside.
@@ -61,14 +61,16 @@ struct Frozen {
     copier: CopierSettings,
 }
 
-/// The record with its root's address and checksum.
-fn on_disk_record(meta: &Catalog, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
-    let mut record = record.clone()?;
-    record.root = meta.tables.resolve_addr(record.root);
-    if let Some(protects) = &mut record.origin_record {
-        protects.exceptions.entry = meta.tables.resolve_addr(protects.exceptions.entry);
+/// The slot, for a record with its root's address and checksum.
+fn on_disk_slot(meta: &Catalog, slot: &Option<DirectorySlot>) -> Option<DirectorySlot> {
+    let mut slot = slot.clone()?;
+    if let DirectorySlot::Volume(record) = &mut slot {
+        record.root = meta.tables.resolve_addr(record.root);
+        if let Some(protects) = &mut record.origin_record {
+            protects.exceptions.entry = meta.tables.resolve_addr(protects.exceptions.entry);
+        }
     }
-    Some(record)
+    Some(slot)
 }
 
 /// Step 1. Loads everything it may need first; the rest cannot fail.
@@ -202,6 +204,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         large_counts: counted.large,
         transactions: true,
         special_files: true,
+        extensions: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -254,7 +257,7 @@ fn encode_directory<D: Device>(store: &Store<D>, pages: &[DirectoryPage], out: &
     let uuid = store.superblock.borrow().checksum_uuid;
     let mut meta = store.meta.borrow_mut();
     for page in pages {
-        let resolved: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| on_disk_record(&meta, r)).collect();
+        let resolved: Vec<Option<DirectorySlot>> = page.records.iter().map(|slot| on_disk_slot(&meta, slot)).collect();
         let mut bytes = vec![0; PAGE_SIZE];
         encode_directory_page(&std::array::from_fn(|i| resolved[i].as_ref()), &mut bytes);
         let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
@@ -426,7 +429,15 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let (generation, incarnation) = (old.generation + 1, old.incarnation + 1);
         // Before the first record of this open, in the journal or in the volatile log.
         let transactions = correct!(true, Bug::FeatureBitAfterTransaction => old.transactions);
-        Superblock { generation, incarnation, clean: false, transactions, special_files: true, ..old.clone() }
+        Superblock {
+            generation,
+            incarnation,
+            clean: false,
+            transactions,
+            special_files: true,
+            extensions: correct!(true, Bug::FeatureBitAfterExtension => old.extensions),
+            ..old.clone()
+        }
     };
     // What recovery read may be in a volatile cache only.
     store.flush_device().await?;

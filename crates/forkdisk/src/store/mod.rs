@@ -12,6 +12,7 @@ pub mod events;
 mod heartbeat;
 mod host_enospc;
 mod info;
+pub mod last_used;
 pub mod load;
 pub mod open;
 mod options;

@@ -5,13 +5,15 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::catalog::directory::extensions;
 use crate::catalog::{Catalog, Failure, directory};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CopierSettings, CountEntry, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper, SLOTS_PER_PAGE,
-    SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord, count_log_page, decode_directory_page, page_checksum,
+    CopierSettings, CountEntry, DirectorySlot, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord, count_log_page, decode_directory_page,
+    page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -125,6 +127,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         large_counts: counted.large,
         transactions: false,
         special_files: false,
+        extensions: false,
         preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
@@ -448,7 +451,9 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let transactions = old.transactions && !clean;
         let special_files =
             old.special_files && (!clean || directory::has_special_files(&store.meta.borrow().directory));
-        let clean = Superblock { generation: old.generation + 1, clean, transactions, special_files, ..old };
+        let extensions = old.extensions && (!clean || extensions::has_some(&store.meta.borrow().directory));
+        let generation = old.generation + 1;
+        let clean = Superblock { generation, clean, transactions, special_files, extensions, ..old };
         checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.
@@ -473,7 +478,7 @@ async fn read_directory_page<D: Device>(
     page: PageAddr,
     sum: u32,
     pool_pages: u64,
-) -> Result<Vec<Option<VolumeRecord>>> {
+) -> Result<Vec<Option<DirectorySlot>>> {
     let damaged = |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
     let bytes = load::read_page(store, page).await?;
     if page_checksum(&Seed { pool: uuid, page, level: DIRECTORY_SEED, birth: 0 }, &bytes) != sum {
@@ -505,6 +510,9 @@ pub async fn load_directory<D: Device>(store: &Store<D>) -> Result<()> {
         let loaded = store.meta.borrow_mut().directory.load_page(number, records);
         loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
     }
-    store.meta.borrow_mut().directory.take_changed();
+    let mut meta = store.meta.borrow_mut();
+    let strays = extensions::refuse_strays(&meta.directory);
+    strays.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
+    meta.directory.take_changed();
     Ok(())
 }

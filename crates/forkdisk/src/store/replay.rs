@@ -232,6 +232,10 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
         let why = "the journal has a transaction, and the superblock says that it has none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
+    if sets_extension(record) && !store.superblock.borrow().extensions {
+        let why = "the journal sets the extension of a volume, and the superblock says that there are none";
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
     if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
         take_place(store, *to, u64::from(*len)).await?;
     }
@@ -243,6 +247,13 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
     }
     let mut done = 0;
     store.retry_no_alloc(|meta| meta.apply(record, &mut done)).await
+}
+
+fn sets_extension(record: &Record) -> bool {
+    match record {
+        Record::Transaction { parts } => parts.iter().any(sets_extension),
+        record => matches!(record, Record::SetExtension { .. }),
+    }
 }
 
 /// Marks pages as allocated before the crash.

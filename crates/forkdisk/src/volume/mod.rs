@@ -28,6 +28,7 @@ use crate::format::{VolumeRecord, VolumeState};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
 use crate::planted::correct;
+use crate::store::last_used::note_used;
 use crate::store::{Hooks, Store, commit, deleted_error, publish};
 use crate::types::VolumeId;
 pub use compare::{DiffClass, DiffPart, DiffRun};
@@ -101,6 +102,7 @@ impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
         self.live.open.set(self.live.open.get() - 1);
         if self.live.open.get() == 0 {
+            note_used(&self.store, self.id);
             publish::last_closed(&self.store, self.id);
         }
     }
@@ -134,6 +136,10 @@ impl<D: Device> Volume<D> {
         activity.opened.set(true);
         let live = volumes.get_or_create(id).clone();
         live.open.set(live.open.get() + 1);
+        drop((meta, volumes));
+        if live.open.get() == 1 {
+            note_used(store, id);
+        }
         Ok(Volume { store: store.clone(), hooks, id, read_only, live, activity, backing })
     }
 }

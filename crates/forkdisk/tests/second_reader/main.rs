@@ -9,7 +9,7 @@ use std::rc::Rc;
 use forkdisk::device::{Buf, Segment};
 use forkdisk::testing::Inline;
 use forkdisk::testing::MemoryDevice;
-use forkdisk::{BreakPolicy, Changes, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
+use forkdisk::{BreakPolicy, Changes, CreateOptions, Device, ExtensionChanges, FormatOptions, OpenOptions, Pool};
 
 use reader::PAGE;
 
@@ -103,7 +103,7 @@ impl Lab {
         }
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
-        match self.below(27) {
+        match self.below(28) {
             0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
             1 => {
                 let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
@@ -145,6 +145,12 @@ impl Lab {
                 let settings = pool.copier().settings.with_split_count(1 + self.below(8) as u32);
                 tasks.run(pool.set_copier(settings)).expect("set");
             }
+            27 => {
+                let name = self.any(true).filter(|_| self.random.is_multiple_of(3)).unwrap_or(name);
+                let expires = self.below(3) * (1 << 40);
+                let extension = ExtensionChanges::default().with_expires(expires);
+                tasks.run(pool.set(&name, &Changes::default().with_extension(extension))).expect("set");
+            }
             26 => {
                 // None at all, or more than a volume of this size can refer to.
                 let quota = self.below(2) * (6 * MIB + self.below(MIB));
@@ -170,6 +176,11 @@ impl Lab {
         assert_eq!(listed.iter().map(|v| (&v.name, v.size, v.quota)).collect::<Vec<_>>(), {
             volumes.iter().map(|(name, v)| (name, v.size, v.quota)).collect::<Vec<_>>()
         });
+        let expires = |id: u64| found.expiries.get(&id).copied().unwrap_or(0);
+        assert!(listed.iter().all(|v| v.expires == expires(v.id.0)), "{:?}", found.expiries);
+        let living = |id: &u64| found.volumes.get(id).is_some_and(|v| v.state != 3);
+        assert!(found.expiries.keys().all(living), "an extension outlives its volume");
+        seen.expiring += usize::from(listed.iter().any(|v| v.expires > 0));
         for (name, found_volume) in volumes {
             let volume = self.pool.volume(&name).expect("listed");
             for number in 0..found_volume.size.div_ceil(PAGE as u64) {
@@ -205,6 +216,8 @@ struct Seen {
     witnessed: usize,
     /// Transactions in the journal.
     transactions: usize,
+    /// How often a volume or snapshot was to expire.
+    expiring: usize,
     /// How often the journal has wrapped around.
     rounds: u64,
     /// How often there was a log of counts, how often it was shorter than before, and its length.
@@ -242,6 +255,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
     assert!(seen.witnessed > 0, "no group vouched for data");
+    assert!(seen.expiring > 10, "only {} times something expires", seen.expiring);
     assert!(seen.transactions > 10, "only {} transactions", seen.transactions);
     assert!(seen.logged > 3 && seen.emptied > 1, "{} logs, emptied {} times", seen.logged, seen.emptied);
 }

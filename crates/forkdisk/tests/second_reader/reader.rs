@@ -49,6 +49,8 @@ pub struct Pool<'a> {
     page: &'a dyn Fn(u64) -> Vec<u8>,
     sb: Vec<u8>,
     pub volumes: BTreeMap<u64, Volume>,
+    /// When volumes with an extension expire; 0: never.
+    pub expiries: BTreeMap<u64, u64>,
     /// Records of the journal that were applied.
     pub replayed: usize,
     /// Data checksums that were verified.
@@ -81,8 +83,8 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
     assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
-    // A log of counts, transactions in the journal, and special files.
-    assert_eq!(u64_at(&newest, 40) & !(16 | 32), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
+    // A log of counts, transactions in the journal, special files, and extensions.
+    assert_eq!(u64_at(&newest, 40) & !(16 | 32 | 64), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
 
@@ -91,7 +93,7 @@ impl<'a> Pool<'a> {
     pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
         let (replayed, witnessed, transactions) = (0, 0, 0);
         let (sb, volumes) = (superblock(page), BTreeMap::new());
-        let mut pool = Pool { page, sb, volumes, replayed, witnessed, transactions };
+        let mut pool = Pool { page, sb, volumes, replayed, witnessed, transactions, expiries: BTreeMap::new() };
         pool.directory();
         let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
         let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
@@ -146,7 +148,11 @@ impl<'a> Pool<'a> {
                 continue;
             }
             let page = self.checked(entry.page, 0, 0xd0, entry.checksum);
-            for slot in page.chunks(512).filter(|slot| slot[0] != 0) {
+            for slot in page.chunks(512).filter(|slot| slot[0] == 7) {
+                let (of, len) = (u64_at(slot, 16), usize::from(u16_at(slot, 24)));
+                assert!(self.expiries.insert(of, expiry(&slot[26..26 + len])).is_none(), "one extension");
+            }
+            for slot in page.chunks(512).filter(|slot| !matches!(slot[0], 0 | 7)) {
                 let n = usize::from(u16_at(slot, 96));
                 let volume = Volume {
                     state: slot[0],
@@ -267,6 +273,22 @@ impl<'a> Pool<'a> {
         xxh3_64_with_seed(&bytes, to) == sum
     }
 
+    fn delete(&mut self, id: u64, apply: bool) {
+        if apply {
+            self.volumes.get_mut(&id).expect("a record names a volume there is").state = 3;
+            self.expiries.remove(&id);
+        }
+    }
+
+    fn set_extension(&mut self, fields: &mut Fields, apply: bool) {
+        let (id, len) = (fields.u64(), fields.u16());
+        let expires = expiry(fields.take(usize::from(len)));
+        assert!(u64_at(&self.sb, 40) & 64 != 0, "the superblock says that there may be extensions");
+        if apply {
+            self.expiries.insert(id, expires);
+        }
+    }
+
     fn record(&mut self, fields: &mut Fields, apply: bool) {
         let mut ignored = BTreeMap::new();
         let volumes = if apply { &mut self.volumes } else { &mut ignored };
@@ -313,7 +335,7 @@ impl<'a> Pool<'a> {
                 let to = volumes.get(&snapshot).cloned();
                 change(volumes, id, &mut |v| (v.map, v.size) = to.clone().map(|s| (s.map, s.size)).unwrap());
             }
-            7 => (0..fields.u32()).for_each(|_| change(volumes, fields.u64(), &mut |v| v.state = 3)),
+            7 => (0..fields.u32()).for_each(|_| self.delete(fields.u64(), apply)),
             8 => {
                 let (id, name) = (fields.u64(), fields.name());
                 change(volumes, id, &mut |v| v.name.clone_from(&name));
@@ -357,6 +379,7 @@ impl<'a> Pool<'a> {
                     }
                 }
             }
+            55 => self.set_extension(fields, apply),
             52 => {
                 assert!(u64_at(&self.sb, 40) & 16 != 0, "the superblock says that there may be transactions");
                 self.transactions += usize::from(apply);
@@ -531,6 +554,19 @@ fn block_counts(bytes: &[u8], block: u64, common: u32, counts: &mut Counts) -> u
 }
 
 /// Fields in sequence.
+/// When an extension with these fields expires.
+fn expiry(fields: &[u8]) -> u64 {
+    let mut rest = Fields(fields);
+    while !rest.0.is_empty() {
+        let (kind, len) = (rest.u8(), rest.u16());
+        let value = rest.take(usize::from(len));
+        if kind == 1 {
+            return u64_at(value, 0);
+        }
+    }
+    0
+}
+
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -542,6 +578,10 @@ impl Fields<'_> {
 
     fn u8(&mut self) -> u8 {
         self.take(1)[0]
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16_at(self.take(2), 0)
     }
 
     fn u32(&mut self) -> u32 {

@@ -256,6 +256,11 @@ fn home(planted: Planted) -> Home {
         | RollbackKeepsSourceAlone
         | SwapInSteps
         | LiveRollbackNotDurable => Profile::Folders,
+        ExtensionOutlivesVolume
+        | ExtensionNotCheckpointed
+        | FeatureBitAfterExtension
+        | ExpiryIgnoresRenewal
+        | ExpiryIgnoresClients => Profile::Lifetimes,
         ChangedModeForgetsKind | LinkNamedBeforeWritten | KeptSnapshotStaysWithVolume => Profile::Folders,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.group() == Group::Origins => Profile::Origins,

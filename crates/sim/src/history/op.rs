@@ -60,11 +60,13 @@ pub enum Profile {
     Transactions,
     /// The same, and folders that are kept, forked and rolled back as a whole.
     Folders,
+    /// Volumes and snapshots with labels that expire.
+    Lifetimes,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 21] = [
+    pub const ALL: [Profile; 22] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -86,6 +88,7 @@ impl Profile {
         Profile::Names,
         Profile::Transactions,
         Profile::Folders,
+        Profile::Lifetimes,
     ];
 
     /// Those with an origin on a separate disk.
@@ -117,6 +120,7 @@ impl Profile {
             Profile::Names => "names",
             Profile::Transactions => "transactions",
             Profile::Folders => "folders",
+            Profile::Lifetimes => "lifetimes",
         }
     }
 
@@ -184,6 +188,7 @@ impl Setup {
         let drawn = if mix(&[seed, 18]).is_multiple_of(16) { Profile::Names } else { drawn };
         let drawn = if mix(&[seed, 19]).is_multiple_of(16) { Profile::Transactions } else { drawn };
         let drawn = if mix(&[seed, 20]).is_multiple_of(16) { Profile::Folders } else { drawn };
+        let drawn = if mix(&[seed, 21]).is_multiple_of(16) { Profile::Lifetimes } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;

@@ -14,13 +14,14 @@ use forkdisk::{
 
 use super::known::Known;
 use super::op::Profile;
+use super::ops::lifetime::lifetime_of;
 use super::ops::properties::properties_of;
 use super::shadow::{Shadow, ShadowedMemory};
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, LyingDevice, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::driver::{Entrance, PATIENCE_STEPS, judge};
 use crate::executor::Executor;
-use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Rule};
+use crate::model::{Applied, Control, Key, Listed, Listing, Model, PREFIX, Properties, Rule};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
@@ -284,9 +285,10 @@ impl Session {
     /// Returns what the pool lists, without names that are changed by calls that end at once.
     pub fn listing(&self) -> Listing {
         let all = self.pool.list().into_iter().filter(|v| !v.name.starts_with(PREFIX));
-        let listed = |v: &VolumeInfo| match self.lists_properties && !v.is_snapshot() {
-            true => Listed { size: v.size, properties: properties_of(&self.pool, v) },
-            false => v.size.into(),
+        let listed = |v: &VolumeInfo| {
+            let of = |v| properties_of(&self.pool, v);
+            let properties = if self.lists_properties && !v.is_snapshot() { of(v) } else { Properties::default() };
+            Listed { size: v.size, properties, lifetime: lifetime_of(v) }
         };
         all.map(|v| (v.name.clone(), listed(&v))).collect()
     }
@@ -368,7 +370,7 @@ impl Session {
 
 /// Whether the verbs of the profile are longer than the volatile log, and change properties.
 fn has_large_verbs(profile: Profile) -> bool {
-    matches!(profile, Profile::Transactions | Profile::Folders)
+    matches!(profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes)
 }
 
 /// Compares everything; the findings resolve what was in flight.

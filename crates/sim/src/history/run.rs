@@ -59,6 +59,8 @@ pub struct Volumes {
     pub(super) unnamed: Vec<Open>,
     pub(super) succession: CloneSuccession,
     pub(super) gathers: Rc<Gathers>,
+    /// The clock that lifetimes go by.
+    pub(super) seconds: u64,
     /// Memory left by a process, of a pool that was opened elsewhere since.
     stale: Option<VolatileMemory>,
     /// Whether an operation ended in the last step.

@@ -1,7 +1,7 @@
 //! Control operations in the model: each happens completely or not at all.
 
 use super::content::{Cell, Content, SETTLED, Time, Version, settled};
-use super::{Bad, Key, Listing, Model, Properties, Rule, SECTORS_PER_PAGE, Volume};
+use super::{Bad, Key, Lifetime, Listing, Model, Properties, Rule, SECTORS_PER_PAGE, Volume};
 use crate::pattern::{SECTOR, Value};
 
 /// A control operation.
@@ -43,13 +43,25 @@ pub enum Control {
     RollbackTo(Key, Key),
     /// A volume takes the name of another, which is deleted.
     Usurp(Key, Key),
+    /// A volume or snapshot gets a lifetime.
+    SetLifetime(Key, Lifetime),
+    /// The new volumes or snapshots of another operation have a lifetime.
+    WithLifetime(Box<Control>, Lifetime),
 }
 
 impl Control {
+    /// The operation without the lifetime of what it makes.
+    pub fn inner(&self) -> &Control {
+        match self {
+            Control::WithLifetime(inner, _) => inner.inner(),
+            control => control,
+        }
+    }
+
     /// Whether it depends on which volumes are in a folder.
     pub fn is_of_folder(&self) -> bool {
         matches!(
-            self,
+            self.inner(),
             Control::Fork(_)
                 | Control::SnapshotFolder(_)
                 | Control::RollbackAll(_)
@@ -76,7 +88,7 @@ pub struct Pending {
 impl Pending {
     /// Returns what it creates of what: (source, copy).
     pub fn news(&self) -> Vec<(Key, Key)> {
-        match &self.control {
+        match self.control.inner() {
             Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
                 sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect()
             }
@@ -110,7 +122,7 @@ pub(super) struct Instant {
 impl Model {
     /// Starts a control operation.
     pub fn begin(&mut self, control: Control) -> Pending {
-        let news = match &control {
+        let news = match control.inner() {
             Control::Create(..) | Control::Clone(..) | Control::KeepSnapshots(..) => 1,
             Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
                 sources.len() as Key
@@ -139,6 +151,13 @@ impl Model {
             }
             Control::Set(key, properties) => {
                 self.volumes.get_mut(key).expect("a volume").properties = *properties;
+            }
+            Control::SetLifetime(key, lifetime) => {
+                self.volumes.get_mut(key).expect("a volume or snapshot").lifetime = *lifetime;
+            }
+            Control::WithLifetime(inner, lifetime) => {
+                self.apply(&Pending { control: (**inner).clone(), ..pending.clone() });
+                keys.iter().for_each(|key| self.volumes.get_mut(key).expect("just made").lifetime = *lifetime);
             }
             Control::Snapshot(sources) | Control::SnapshotFolder(sources) => {
                 let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
@@ -224,8 +243,9 @@ impl Model {
         let mut kin = source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
         kin.insert(key);
         let properties = source.map_or_else(Properties::default, |source| self.volumes[&source].properties.of_clone());
-        let (shared, instant) = (false, None);
-        self.volumes.insert(key, Volume { name, of, size, properties, shared, kin, content, flushed, instant });
+        let (shared, instant, lifetime) = (false, None, Lifetime::default());
+        self.volumes
+            .insert(key, Volume { name, of, size, properties, lifetime, shared, kin, content, flushed, instant });
     }
 
     /// Notes that other volumes refer to its contents; returns its size.

@@ -27,6 +27,15 @@ impl Properties {
     }
 }
 
+/// When a volume or snapshot expires, and a label. Most histories have the default for all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lifetime {
+    /// Seconds since 1970; 0: it does not expire.
+    pub expires: u64,
+    /// The value of the label; 0: there is none.
+    pub label: u32,
+}
+
 /// A volume or snapshot as it is listed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
@@ -34,20 +43,26 @@ pub struct Listed {
     pub size: u64,
     /// Its properties; a snapshot's are the default.
     pub properties: Properties,
+    /// When it expires, and its label.
+    pub lifetime: Lifetime,
 }
 
 impl From<u64> for Listed {
     fn from(size: u64) -> Listed {
-        Listed { size, properties: Properties::default() }
+        Listed { size, properties: Properties::default(), lifetime: Lifetime::default() }
     }
 }
 
 impl std::fmt::Debug for Listed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.properties == Properties::default() {
-            true => write!(f, "{}", self.size),
-            false => write!(f, "{} {:?}", self.size, self.properties),
+        write!(f, "{}", self.size)?;
+        if self.properties != Properties::default() {
+            write!(f, " {:?}", self.properties)?;
         }
+        if self.lifetime != Lifetime::default() {
+            write!(f, " {:?}", self.lifetime)?;
+        }
+        Ok(())
     }
 }
 
@@ -55,6 +70,6 @@ impl Volume {
     /// Returns what a listing shows of it.
     pub fn listed(&self) -> Listed {
         let properties = if self.of.is_none() { self.properties } else { Properties::default() };
-        Listed { size: self.size, properties }
+        Listed { size: self.size, properties, lifetime: self.lifetime }
     }
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 pub use content::{Cell, Content, Rec, RecId, SECTORS_PER_PAGE, Time, Version};
 pub use control::{Applied, Control, Pending};
-pub use listing::{Listed, Listing, Properties};
+pub use listing::{Lifetime, Listed, Listing, Properties};
 pub use names::{Entry, Names, PREFIX, Tree, has_children};
 
 use self::content::{SETTLED, settled};
@@ -38,6 +38,8 @@ pub struct Volume {
     pub size: u64,
     /// Its properties, in histories that change them all at once.
     pub properties: Properties,
+    /// When it expires, and its label.
+    pub lifetime: Lifetime,
     /// Whether any of it may ever have been shared with another volume or snapshot.
     pub shared: bool,
     /// Itself and all volumes that it ever received contents from.

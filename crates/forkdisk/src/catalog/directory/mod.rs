@@ -4,6 +4,7 @@
 //! 512 bytes; a checkpoint writes the pages whose slots changed.
 
 pub mod descent;
+pub mod extensions;
 pub mod names;
 pub mod remnants;
 
@@ -12,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::format::{DirectorySlot, Extension, GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::correct;
 use crate::types::{Epoch, VolumeId};
 
 pub use descent::clones_of;
+use extensions::Extensions;
 pub use names::{check_volume_name, within_folder};
 
 /// The entry of a volume or snapshot in memory; [`Live`](crate::volume::Live) is separate.
@@ -27,6 +29,8 @@ pub struct CatalogEntry {
     pub pending: bool,
     /// See [`Directory::last_shared_at`].
     holder: Cell<SharingSnapshot>,
+    /// Its extension, and the slot of that.
+    extension: Option<Box<(u64, Extension)>>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -42,6 +46,19 @@ enum SharingSnapshot {
 impl CatalogEntry {
     fn is_snapshot(&self) -> bool {
         matches!(self.record.state, VolumeState::Snapshot)
+    }
+
+    /// Its extension, if it has one.
+    pub fn extension(&self) -> Option<&Extension> {
+        self.extension.as_ref().map(|both| &both.1)
+    }
+
+    /// What its slot of this number has.
+    fn contents_of(&self, slot: u64) -> DirectorySlot {
+        match &self.extension {
+            Some(both) if both.0 == slot => DirectorySlot::Extension(self.record.id, both.1.clone()),
+            _ => DirectorySlot::Volume(self.record.clone()),
+        }
     }
 }
 
@@ -80,17 +97,15 @@ pub struct Directory {
     tails: BTreeSet<VolumeId>,
     /// Volumes with a gather policy.
     gathering: BTreeSet<VolumeId>,
+    /// What the extensions of volumes say, and those that were loaded before their volumes.
+    extensions: Extensions,
 }
 
 impl Directory {
     /// Adds a volume in the lowest free slot.
     pub fn add(&mut self, record: VolumeRecord) {
-        let slot = self.free_slots.pop_first().unwrap_or_else(|| {
-            self.slots += 1;
-            self.slots - 1
-        });
+        let slot = take_slot(self);
         self.place(record, slot);
-        self.changed.insert(slot / SLOTS_PER_PAGE as u64);
     }
 
     fn place(&mut self, record: VolumeRecord, slot: u64) {
@@ -111,7 +126,7 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let volume = CatalogEntry { record, slot, pending: false, holder: Cell::default() };
+        let volume = CatalogEntry { record, slot, pending: false, holder: Cell::default(), extension: None };
         self.volumes.insert(id, Box::new(volume));
         self.update_tail(id);
         self.update_gathering(id);
@@ -193,19 +208,22 @@ impl Directory {
     }
 
     /// Takes over a page read from the device.
-    pub fn load_page(&mut self, page: u64, records: Vec<Option<VolumeRecord>>) -> std::result::Result<(), String> {
-        for (i, record) in records.into_iter().enumerate() {
+    pub fn load_page(&mut self, page: u64, slots: Vec<Option<DirectorySlot>>) -> std::result::Result<(), String> {
+        for (i, content) in slots.into_iter().enumerate() {
             let slot = page * SLOTS_PER_PAGE as u64 + i as u64;
             self.slots = self.slots.max(slot + 1);
-            match record {
+            match content {
                 None => {
                     self.free_slots.insert(slot);
                 }
-                Some(record) => {
+                Some(DirectorySlot::Extension(of, extension)) => extensions::load(self, of, slot, extension)?,
+                Some(DirectorySlot::Volume(record)) => {
                     if self.volumes.contains_key(&record.id) {
                         return Err(format!("volume {} is there twice", record.id.0));
                     }
+                    let id = record.id;
                     self.place(record, slot);
+                    extensions::join_volume(self, id);
                 }
             }
         }
@@ -244,6 +262,7 @@ impl Directory {
     /// Marks a volume as dead: its name is free. That is durable once the journal is up to `until`.
     pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
+        correct!(extensions::set(self, id, Extension::default()), Bug::ExtensionOutlivesVolume => ());
         descent::inherit_source(self, id);
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");
@@ -321,10 +340,13 @@ impl Directory {
     }
 
     /// Returns the pages whose slots changed since the last checkpoint, with their records.
-    pub fn changed_entries(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
+    pub fn changed_entries(&self) -> Vec<(u64, [Option<DirectorySlot>; SLOTS_PER_PAGE])> {
         let page_of = |&page: &u64| {
-            let slot = |i: usize| self.by_slot.get(&(page * SLOTS_PER_PAGE as u64 + i as u64));
-            (page, std::array::from_fn(|i| slot(i).map(|id| self.volumes[id].record.clone())))
+            let slot = |i: usize| {
+                let slot = page * SLOTS_PER_PAGE as u64 + i as u64;
+                self.by_slot.get(&slot).map(|id| self.volumes[id].contents_of(slot))
+            };
+            (page, std::array::from_fn(slot))
         };
         self.changed.iter().map(page_of).collect()
     }
@@ -361,6 +383,16 @@ impl Directory {
     pub fn pages(&self) -> u64 {
         self.slots.div_ceil(SLOTS_PER_PAGE as u64)
     }
+}
+
+/// Takes the lowest free slot; its page goes into the next checkpoint.
+fn take_slot(directory: &mut Directory) -> u64 {
+    let slot = directory.free_slots.pop_first().unwrap_or_else(|| {
+        directory.slots += 1;
+        directory.slots - 1
+    });
+    directory.changed.insert(slot / SLOTS_PER_PAGE as u64);
+    slot
 }
 
 /// Returns an epoch: what a volume maps and was born then or before is most likely shared with a snapshot
@@ -410,7 +442,7 @@ pub fn unchanged_pages_of_new(directory: &Directory, volumes: usize) -> impl Ite
     pages.filter(|page| !directory.changed.contains(page))
 }
 
-/// Returns the page of a volume that the next checkpoint does not write yet.
+/// Returns the page of the record of a volume, if the next checkpoint does not write it yet.
 pub fn unchanged_page_of(directory: &Directory, id: VolumeId) -> Option<u64> {
     let page = directory.get(id)?.slot / SLOTS_PER_PAGE as u64;
     (!directory.changed.contains(&page)).then_some(page)

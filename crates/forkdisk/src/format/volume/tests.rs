@@ -1,5 +1,6 @@
 use super::*;
-use crate::types::PageAddr;
+use crate::format::{DirectorySlot, SLOTS_PER_PAGE, decode_directory_page, encode_directory_page};
+use crate::types::{PAGE_SIZE, PageAddr};
 
 fn sample() -> VolumeRecord {
     VolumeRecord {
@@ -60,6 +61,7 @@ fn an_origin_with_the_longest_path_fits_its_slot() {
     let origin = "/".repeat(MAX_ORIGIN_TEXT_BYTES - MAX_NAME_BYTES);
     let record = VolumeRecord { state, base, flags, origin, origin_record: Some(Box::new(protects)), ..sample() };
     let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+    let record = DirectorySlot::Volume(record);
     slots[0] = Some(&record);
     encode_directory_page(&slots, &mut page);
     assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
@@ -92,6 +94,7 @@ fn an_origin_with_the_longest_texts_and_zones_fits_its_slot() {
         ..sample()
     };
     let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+    let record = DirectorySlot::Volume(record);
     slots[0] = Some(&record);
     encode_directory_page(&slots, &mut page);
     assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
@@ -105,6 +108,7 @@ fn a_chunk_that_no_volume_can_have_is_damage() {
     {
         let record = VolumeRecord { chunk, ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+        let record = DirectorySlot::Volume(record);
         slots[0] = Some(&record);
         encode_directory_page(&slots, &mut page);
         assert_eq!(decode_directory_page(&page, 1000).is_ok(), sound, "{chunk}");
@@ -116,6 +120,7 @@ fn a_quota_that_no_volume_can_have_is_damage() {
     for (quota, sound) in [(0, true), (4096, true), (MAX_VOLUME_SIZE, true), (MAX_VOLUME_SIZE + 1, false)] {
         let record = VolumeRecord { quota, ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+        let record = DirectorySlot::Volume(record);
         slots[3] = Some(&record);
         encode_directory_page(&slots, &mut page);
         assert_eq!(decode_directory_page(&page, 1000).is_ok(), sound, "{quota}");
@@ -124,7 +129,7 @@ fn a_quota_that_no_volume_can_have_is_damage() {
 
 #[test]
 fn a_record_with_the_longest_names_fits_its_slot() {
-    let record = sample();
+    let record = DirectorySlot::Volume(sample());
     let mut page = vec![1u8; PAGE_SIZE];
     let mut slots = [None; SLOTS_PER_PAGE];
     slots[7] = Some(&record);

@@ -19,7 +19,7 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
 ) -> Result<(), Violation> {
     let keys = touched(run, &control);
     let rough = !matches!(
-        control,
+        control.inner(),
         Control::Create(..)
             | Control::Snapshot(_)
             | Control::SnapshotFolder(_)
@@ -31,6 +31,7 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
             | Control::CreateAll(..)
             | Control::CloneAll(..)
             | Control::Set(..)
+            | Control::SetLifetime(..)
     );
     let rollback = matches!(control, Control::Rollback(..) | Control::RollbackAll(_));
     let of_folder = control.is_of_folder();
@@ -83,9 +84,9 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
 
 /// Returns a volume of each family that a control operation concerns.
 pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
-    let keys = match control {
-        Control::Create(..) | Control::CreateAll(..) => Vec::new(),
-        Control::CloneAll(key, _) | Control::Set(key, _) => vec![*key],
+    let keys = match control.inner() {
+        Control::WithLifetime(..) | Control::Create(..) | Control::CreateAll(..) => Vec::new(),
+        Control::CloneAll(key, _) | Control::Set(key, _) | Control::SetLifetime(key, _) => vec![*key],
         Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
             sources.iter().map(|s| s.0).collect()
         }

@@ -29,7 +29,7 @@ pub static CREATE: Operation<Volumes> = Operation {
 pub static CREATE_ALL: Operation<Volumes> = Operation {
     name: "create-all",
     weight: |profile| match profile {
-        Transactions | Folders => 12,
+        Transactions | Folders | Lifetimes => 12,
         _ => 0,
     },
     launch: create_some,
@@ -40,7 +40,7 @@ pub fn create_one(run: &mut Run, op: &Op) -> Result<(), Violation> {
     if is_crowded(run) {
         return Ok(());
     }
-    if matches!(run.setup.profile, Profile::Transactions | Profile::Folders) {
+    if matches!(run.setup.profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes) {
         return create_some(run, op);
     }
     let (name, size) = (new_name(run, "v"), place::size(&run.setup, op.draws[2]));

@@ -17,6 +17,7 @@ pub mod flush;
 mod folder;
 pub mod fork;
 pub mod gather;
+pub mod lifetime;
 mod links;
 pub mod lives;
 pub mod names;
@@ -92,6 +93,9 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder::ROLLBACK_LIVE,
     &links::LINKS,
     &folder::KEEP_SNAPSHOTS,
+    &lifetime::SET_LIFETIME,
+    &lifetime::MAKE_EXPIRING,
+    &lifetime::DELETE_EXPIRED,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

@@ -14,7 +14,7 @@ use crate::rng::Rng;
 pub static SET_ALL: Operation<Volumes> = Operation {
     name: "set-all",
     weight: |profile| match profile {
-        Transactions | Folders => 16,
+        Transactions | Folders | Lifetimes => 16,
         _ => 0,
     },
     launch: set_all,

@@ -19,13 +19,14 @@ fn is_gentle(pending: &Pending, key: Key) -> bool {
         return target != key;
     }
     matches!(
-        pending.control,
+        pending.control.inner(),
         Control::Snapshot(_)
             | Control::SnapshotFolder(_)
             | Control::Clone(..)
             | Control::CloneAll(..)
             | Control::Fork(_)
             | Control::Set(..)
+            | Control::SetLifetime(..)
             | Control::Rollback(..)
             | Control::RollbackAll(_)
     )

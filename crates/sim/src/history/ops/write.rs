@@ -25,7 +25,7 @@ pub static WRITE: Operation<Volumes> = Operation {
         Forks | Files | Copies => 30,
         Cuts => 24,
         Crowd => 20,
-        Blocks | Names | Transactions | Folders => 16,
+        Blocks | Names | Transactions | Folders | Lifetimes => 16,
         Heirs => 6,
         _ => 0,
     },

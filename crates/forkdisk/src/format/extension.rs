@@ -1,0 +1,262 @@
+//! The extension of a volume or snapshot: a directory slot with what has no place in the slot of the volume itself. It
+//! is a list of fields, each with a kind, so that later versions can add some.
+
+use std::collections::BTreeMap;
+
+use crate::types::VolumeId;
+
+use super::cursor::{Append, Reader};
+
+/// Longest list of fields of an extension, in bytes: what its slot has room for.
+const MAX_FIELDS_BYTES: usize = super::volume::DIRECTORY_SLOT_BYTES - FIELDS_AT - 2;
+/// Offset of the length of the list in a slot.
+const FIELDS_AT: usize = 24;
+/// Offset of the number of the volume that has the extension.
+const VOLUME_AT: usize = 16;
+/// The state of a directory slot that is an extension.
+pub(super) const SLOT_STATE: u8 = 7;
+/// Most bytes of all labels of a volume: keys, values, and [`LABEL_BYTES`] for each.
+pub const MAX_LABELS_BYTES: usize = 320;
+/// Bytes of a label besides its key and value.
+pub const LABEL_BYTES: usize = 4;
+/// Longest key of a label, in bytes.
+pub const MAX_LABEL_KEY_BYTES: usize = 63;
+/// Longest text that says what made a volume, in bytes.
+pub const MAX_CREATED_BY_BYTES: usize = 64;
+
+/// What a volume or snapshot is deleted after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lease {
+    /// The control connection with this number, of the open of the pool that made the volume.
+    Connection(u64),
+    /// A process.
+    Process {
+        /// Its process number.
+        pid: u32,
+        /// When it started, in ticks of the kernel's clock since the boot: another process with the same number has
+        /// another start.
+        start: u64,
+        /// Identity of the boot of the machine that it runs on.
+        boot: [u8; 16],
+    },
+}
+
+/// What the extension of a volume or snapshot stores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extension {
+    /// When it expires, in seconds since 1970; 0: never.
+    pub expires: u64,
+    /// Time of the last open for I/O or close, in seconds since 1970; 0: not known.
+    pub last_used: u64,
+    /// What it is deleted after.
+    pub lease: Option<Lease>,
+    /// What made it; empty: not known.
+    pub created_by: String,
+    /// Labels: keys and values.
+    pub labels: BTreeMap<String, String>,
+    /// Fields of later versions: kinds and values, kept as they are.
+    pub unknown: Vec<(u8, Vec<u8>)>,
+}
+
+const EXPIRES_KIND: u8 = 1;
+const LAST_USED_KIND: u8 = 2;
+const LEASE_KIND: u8 = 3;
+const CREATED_BY_KIND: u8 = 4;
+const LABEL_KIND: u8 = 5;
+/// Unknown kinds from here on are kept; those below are damage.
+const FIRST_KEPT_KIND: u8 = 128;
+
+impl Extension {
+    /// Whether there is nothing to store.
+    pub fn is_empty(&self) -> bool {
+        *self == Extension::default()
+    }
+
+    /// Bytes that labels take.
+    pub fn labels_bytes(labels: &BTreeMap<String, String>) -> usize {
+        labels.iter().map(|(key, value)| key.len() + value.len() + LABEL_BYTES).sum()
+    }
+
+    /// The fields, in the order of their kinds.
+    fn fields(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut field = |kind: u8, value: &[u8]| {
+            Append::u8(&mut out, kind);
+            Append::u16(&mut out, value.len() as u16);
+            out.extend_from_slice(value);
+        };
+        for (kind, time) in [(EXPIRES_KIND, self.expires), (LAST_USED_KIND, self.last_used)] {
+            if time != 0 {
+                field(kind, &time.to_le_bytes());
+            }
+        }
+        if let Some(lease) = self.lease {
+            field(LEASE_KIND, &lease.encode());
+        }
+        if !self.created_by.is_empty() {
+            field(CREATED_BY_KIND, self.created_by.as_bytes());
+        }
+        for (key, value) in &self.labels {
+            field(LABEL_KIND, &[&[key.len() as u8], key.as_bytes(), value.as_bytes()].concat());
+        }
+        self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
+        out
+    }
+
+    /// Appends the fields and their length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let fields = self.fields();
+        assert!(fields.len() <= MAX_FIELDS_BYTES, "an extension fits its slot");
+        Append::u16(out, fields.len() as u16);
+        out.extend(fields);
+    }
+
+    /// Decodes what [`encode`](Self::encode) wrote; `None` if it makes no sense.
+    pub fn decode(r: &mut Reader<'_>) -> Option<Extension> {
+        let len = usize::from(r.u16()?);
+        (len <= MAX_FIELDS_BYTES).then_some(())?;
+        let mut fields = Reader(r.bytes(len)?);
+        let (mut extension, mut last) = (Extension::default(), 0);
+        while !fields.0.is_empty() {
+            let (kind, len) = (fields.u8()?, usize::from(fields.u16()?));
+            let value = fields.bytes(len)?;
+            // Each kind once, except labels and what is not known.
+            let is_repeated = kind == last && kind != LABEL_KIND && kind < FIRST_KEPT_KIND;
+            (kind >= last && !is_repeated).then_some(())?;
+            last = kind;
+            extension.take(kind, value)?;
+        }
+        let labels = Extension::labels_bytes(&extension.labels);
+        (labels <= MAX_LABELS_BYTES && extension.created_by.len() <= MAX_CREATED_BY_BYTES).then_some(extension)
+    }
+
+    fn take(&mut self, kind: u8, value: &[u8]) -> Option<()> {
+        let time = || Some(u64::from_le_bytes(value.try_into().ok()?)).filter(|&time| time != 0);
+        match kind {
+            EXPIRES_KIND => self.expires = time()?,
+            LAST_USED_KIND => self.last_used = time()?,
+            LEASE_KIND => self.lease = Some(Lease::decode(value)?),
+            CREATED_BY_KIND => {
+                self.created_by = String::from_utf8(value.to_vec()).ok().filter(|text| !text.is_empty())?
+            }
+            LABEL_KIND => {
+                let (len, rest) = value.split_first()?;
+                let (key, value) = rest.split_at_checked(usize::from(*len))?;
+                let [key, value] = [key, value].map(|text| String::from_utf8(text.to_vec()).ok());
+                let is_new = self.labels.insert(key.filter(|key| !key.is_empty())?, value?).is_none();
+                is_new.then_some(())?;
+            }
+            FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Fills the slot of the extension of volume `of`.
+    pub(super) fn encode_slot(&self, of: VolumeId, slot: &mut [u8]) {
+        slot[0] = SLOT_STATE;
+        slot[VOLUME_AT..VOLUME_AT + 8].copy_from_slice(&of.0.to_le_bytes());
+        let mut fields = Vec::new();
+        self.encode(&mut fields);
+        slot[FIELDS_AT..FIELDS_AT + fields.len()].copy_from_slice(&fields);
+    }
+
+    /// Decodes a slot: the number of the volume, and its extension.
+    pub(super) fn decode_slot(slot: &[u8]) -> Option<(VolumeId, Extension)> {
+        let of = VolumeId(Reader(&slot[VOLUME_AT..]).u64()?);
+        let extension = Extension::decode(&mut Reader(&slot[FIELDS_AT..]))?;
+        let is_sound = of.0 != 0 && !extension.is_empty() && slot[1..VOLUME_AT].iter().all(|&byte| byte == 0);
+        is_sound.then_some((of, extension))
+    }
+}
+
+impl Lease {
+    fn encode(self) -> Vec<u8> {
+        match self {
+            Lease::Connection(number) => [&[0][..], &number.to_le_bytes()].concat(),
+            Lease::Process { pid, start, boot } => [&[1][..], &pid.to_le_bytes(), &start.to_le_bytes(), &boot].concat(),
+        }
+    }
+
+    fn decode(value: &[u8]) -> Option<Lease> {
+        let mut r = Reader(value);
+        let lease = match r.u8()? {
+            0 => Lease::Connection(r.u64()?),
+            1 => Lease::Process { pid: r.u32()?, start: r.u64()?, boot: r.array()? },
+            _ => return None,
+        };
+        r.0.is_empty().then_some(lease)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// The longest that this version writes.
+    pub fn longest() -> Extension {
+        let label = "k".repeat(MAX_LABEL_KEY_BYTES);
+        let value = "v".repeat(MAX_LABELS_BYTES - MAX_LABEL_KEY_BYTES - LABEL_BYTES);
+        Extension {
+            expires: u64::MAX,
+            last_used: 1,
+            lease: Some(Lease::Process { pid: u32::MAX, start: u64::MAX, boot: [255; 16] }),
+            created_by: "c".repeat(MAX_CREATED_BY_BYTES),
+            labels: BTreeMap::from([(label, value)]),
+            unknown: Vec::new(),
+        }
+    }
+
+    fn trip(extension: &Extension) -> Option<Extension> {
+        let mut bytes = Vec::new();
+        extension.encode(&mut bytes);
+        let mut r = Reader(&bytes);
+        Extension::decode(&mut r).filter(|_| r.0.is_empty())
+    }
+
+    #[test]
+    fn the_longest_extension_leaves_room_in_its_slot() {
+        let longest = longest();
+        assert_eq!(trip(&longest).as_ref(), Some(&longest));
+        // For fields of later versions: docs/format.md.
+        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 45);
+        let mut slot = [0; super::super::volume::DIRECTORY_SLOT_BYTES];
+        longest.encode_slot(VolumeId(9), &mut slot);
+        assert_eq!(Extension::decode_slot(&slot), Some((VolumeId(9), longest)));
+    }
+
+    #[test]
+    fn later_kinds_are_kept_and_earlier_unknown_ones_are_damage() {
+        let later =
+            Extension { unknown: vec![(128, vec![1, 2]), (128, vec![]), (255, vec![3])], ..Extension::default() };
+        assert_eq!(trip(&later).as_ref(), Some(&later));
+        for kind in [0, 6, 127] {
+            assert_eq!(Extension::decode(&mut Reader(&[4, 0, kind, 1, 0, 0])), None, "kind {kind}");
+        }
+    }
+
+    #[test]
+    fn an_extension_that_makes_no_sense_is_damage() {
+        let whole = |fields: &[u8]| [&(fields.len() as u16).to_le_bytes()[..], fields].concat();
+        let decoded = |fields: &[u8]| Extension::decode(&mut Reader(&whole(fields)));
+        let time = [1, 8, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(decoded(&time).map(|extension| extension.expires), Some(5));
+        for bad in [
+            [&time[..], &time].concat(),
+            vec![1, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            vec![1, 7, 0, 5, 0, 0, 0, 0, 0, 0],
+            vec![1, 8, 0, 5],
+            vec![3, 1, 0, 2],
+            vec![4, 0, 0],
+            vec![5, 0, 0],
+            vec![5, 1, 0, 0],
+            vec![5, 2, 0, 2, b'a'],
+            [[5, 3, 0, 1, b'a', b'b'], [5, 3, 0, 1, b'a', b'c']].concat(),
+            [&[5, 3, 0, 1, b'a', b'b'], &time[..]].concat(),
+        ] {
+            assert_eq!(decoded(&bad), None, "{bad:?}");
+        }
+        let long = Extension { labels: BTreeMap::from([("k".into(), "v".repeat(MAX_LABELS_BYTES))]), ..longest() };
+        assert_eq!(decoded(&Extension { created_by: String::new(), ..long }.fields()), None);
+    }
+}
