@@ -1,9 +1,11 @@
 //! Lifetimes of volumes and snapshots: what a request gives them, and the deletion of what has expired.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
-use forkdisk::{ErrorKind, ExtensionChanges, Lease};
+use forkdisk::{ErrorKind, ExtensionChanges, Lease, Writes, Zeroes};
 
 use crate::call::Call;
 use crate::failure::Failure;
@@ -16,16 +18,18 @@ const LATE_SECONDS: u64 = 60;
 /// Longest time between two looks at the clock, which may have been set.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What a request says of lifetimes and labels.
+/// What a request says of lifetimes, labels and the policy of writes.
 #[derive(Default)]
 pub(crate) struct Given<'a> {
     pub expires: Option<u64>,
     pub labels: &'a [String],
     pub lease: Option<&'a str>,
     pub created_by: Option<&'a str>,
+    pub writes: Option<&'a str>,
+    pub zeroes: Option<&'a str>,
 }
 
-/// What parameters say of lifetimes and labels, with a lease or without.
+/// What parameters say of lifetimes and labels, with a lease and the policy of writes or without.
 macro_rules! given {
     ($p:ident) => {
         crate::lifetimes::Given {
@@ -33,10 +37,19 @@ macro_rules! given {
             labels: &$p.labels,
             lease: None,
             created_by: $p.created_by.as_deref(),
+            writes: None,
+            zeroes: None,
         }
     };
     ($p:ident, lease) => {
         crate::lifetimes::Given { lease: $p.lease.as_deref(), ..crate::lifetimes::given!($p) }
+    };
+    ($p:ident, lease, writes) => {
+        crate::lifetimes::Given {
+            writes: $p.writes.as_deref(),
+            zeroes: $p.zeroes.as_deref(),
+            ..crate::lifetimes::given!($p, lease)
+        }
     };
 }
 pub(crate) use given;
@@ -66,8 +79,15 @@ impl Given<'_> {
             Some(text) => Some(Some(lease(text, call)?)),
         };
         let labels = self.labels.iter().map(|text| label(text)).collect::<Result<BTreeMap<_, _>, _>>()?;
-        Ok(ExtensionChanges::default().with_expires(self.expires).with_lease(lease).with_labels(labels))
+        let writes = self.writes.map(|name| parsed::<Writes>("writes", name)).transpose()?;
+        let zeroes = self.zeroes.map(|name| parsed::<Zeroes>("zeroes", name)).transpose()?;
+        let changes = ExtensionChanges::default().with_expires(self.expires).with_lease(lease).with_labels(labels);
+        Ok(changes.with_writes(writes).with_zeroes(zeroes))
     }
+}
+
+fn parsed<T: FromStr<Err: Display>>(property: &str, text: &str) -> Result<T, Failure> {
+    text.parse().map_err(|refused| invalid(format!("{property}: {refused}")))
 }
 
 /// Parses `KEY=VALUE`, or `KEY=`, which removes the label.

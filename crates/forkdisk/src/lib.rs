@@ -138,7 +138,7 @@ pub use device::{Buf, Device, SharedCacheStatistics};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{
     Attributes, BreakPolicy, CopierSettings, FileKind, GatherPolicy, Lease, NoSuchPolicy, OriginFull, SnapshotFlags,
-    Throttle,
+    Throttle, Writes, Zeroes,
 };
 #[cfg(feature = "planted")]
 pub use journal::tear;

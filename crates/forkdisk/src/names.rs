@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::ErrorKind;
-use crate::format::{BreakPolicy, Lease, OriginFull, SnapshotFlags};
+use crate::format::{BreakPolicy, Lease, OriginFull, SnapshotFlags, Writes, Zeroes};
 use crate::types::{Mode, VolumeKind};
 
 pub use escape::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character, unescape_name};
@@ -90,6 +90,14 @@ names! {
     BreakPolicy {
         Split "split",
         Copy "copy",
+    }
+    Writes {
+        All "all",
+        Compare "compare",
+    }
+    Zeroes {
+        Written "written",
+        Holes "holes",
     }
     ErrorKind {
         NotFound "not_found",

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::catalog::{Changes, CreateOptions, ExtensionChanges, ForkOptions};
-use crate::format::{BreakPolicy, CopierSettings, GatherPolicy, Lease, OriginFull, SnapshotFlags, Throttle};
+use crate::format::{
+    BreakPolicy, CopierSettings, GatherPolicy, Lease, OriginFull, SnapshotFlags, Throttle, Writes, Zeroes,
+};
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
 use crate::store::{DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, WhenFull};
@@ -79,6 +81,8 @@ setters! {
         with_lease lease: impl Into<Option<Option<Lease>>>,
         with_created_by created_by: impl Into<Option<String>>,
         with_labels labels: BTreeMap<String, Option<String>>,
+        with_writes writes: impl Into<Option<Writes>>,
+        with_zeroes zeroes: impl Into<Option<Zeroes>>,
     }
     ProtectOptions {
         with_chunk chunk: u64,

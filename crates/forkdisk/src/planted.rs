@@ -169,6 +169,12 @@ bugs! {
     ChangesLeaveOutHoles = "changes-leave-out-holes",
     /// Where two maps have different tables of level 0, only the first page is compared.
     ChangesTakeTheFirstPage = "changes-take-the-first-page",
+    /// A write is compared with what is there up to the first sector of each page.
+    ComparesFirstSector = "compares-first-sector",
+    /// A write that is the same as what it would replace in its first page is dropped as a whole.
+    DropsWholeWrite = "drops-whole-write",
+    /// A page of zeroes is neither written nor unmapped.
+    ZeroesNeitherWrittenNorUnmapped = "zeroes-neither-written-nor-unmapped",
     /// Pages that running writes will map do not count towards a quota.
     QuotaForgetsClaims = "quota-forgets-claims",
     /// A flush does nothing for a volume that has mapped nothing new.

@@ -31,8 +31,8 @@ pub struct ForkArgs {
     #[arg(required = true, value_name = "POOL/NAME")]
     children: Vec<String>,
 
-    /// Properties of the new volumes: chunk, break, quota, gather, expires and label.KEY, separated by commas; can be
-    /// given several times
+    /// Properties of the new volumes: chunk, break, quota, gather, expires, label.KEY, writes and zeroes, separated by
+    /// commas; can be given several times
     #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property, value_delimiter = ',')]
     set: Vec<Property>,
 
@@ -49,21 +49,23 @@ pub struct ForkArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 6] = [
+pub const PROPERTIES: [(&str, &str); 8] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
     ("gather", "gather"),
     ("expires=TIME|DATE|none", "expires"),
     ("label.KEY=VALUE", "labels"),
+    ("writes", "writes"),
+    ("zeroes", "zeroes"),
 ];
 
 fn parse_new_property(text: &str) -> Result<Property> {
     match text.split(['=', '.']).next().unwrap_or_default() {
-        "chunk" | "break" | "quota" | "gather" | "expires" | "label" => set::parse_property(text),
+        "chunk" | "break" | "quota" | "gather" | "expires" | "label" | "writes" | "zeroes" => set::parse_property(text),
         name => bail!(
-            "there is no property '{name}' that a new volume can have: chunk, break, quota, gather, expires and \
-             label.KEY are"
+            "there is no property '{name}' that a new volume can have: chunk, break, quota, gather, expires, \
+             label.KEY, writes and zeroes are"
         ),
     }
 }
@@ -106,6 +108,8 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             Property::Gather(policy) => method.gather = Some(policy.to_string()),
             Property::Expires(time) => method.expires = Some(time),
             Property::Label(label) => method.labels.push(label),
+            Property::Writes(policy) => method.writes = Some(policy.to_string()),
+            Property::Zeroes(policy) => method.zeroes = Some(policy.to_string()),
             _ => bail!("a new volume cannot have this property"),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::GatherPolicy;
+use forkdisk::{GatherPolicy, Writes, Zeroes};
 use forkdisk_control::params;
 use forkdisk_uring::Config;
 
@@ -33,6 +33,7 @@ const BEAT: Duration = Duration::from_secs(1);
     "forkdisk set quota=30G /srv/pool.img/vm1",
     "forkdisk set expires=10m /srv/pool.img/kids/1",
     "forkdisk set label.owner=ci /srv/pool.img/kids/1",
+    "forkdisk set writes=compare /srv/pool.img/memory",
 ])]
 pub struct SetArgs {
     /// The change
@@ -49,7 +50,7 @@ pub struct SetArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 10] = [
+pub const PROPERTIES: [(&str, &str); 12] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
@@ -60,6 +61,8 @@ pub const PROPERTIES: [(&str, &str); 10] = [
     ("expires=TIME|DATE|none", "expires"),
     ("label.KEY=VALUE", "labels"),
     ("lease=PID|none", "lease"),
+    ("writes", "writes"),
+    ("zeroes", "zeroes"),
 ];
 
 #[derive(Clone)]
@@ -75,6 +78,8 @@ pub enum Property {
     /// As `KEY=VALUE`; without a value it is removed.
     Label(String),
     Lease(String),
+    Writes(Writes),
+    Zeroes(Zeroes),
     OfPool(PoolChange),
 }
 
@@ -101,6 +106,8 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "expires" if value == "none" => Ok(Property::Expires(0)),
         "expires" => Ok(Property::Expires(lifetime::moment(value)?)),
         "lease" => Ok(Property::Lease(value.to_string())),
+        "writes" => Ok(Property::Writes(value.parse()?)),
+        "zeroes" => Ok(Property::Zeroes(value.parse()?)),
         name if name.starts_with("label.") => Ok(Property::Label(format!("{}={value}", &name["label.".len()..]))),
         "uuid" if value == "new" => Ok(Property::OfPool(PoolChange::NewUuid)),
         "uuid" => bail!("a pool gets a UUID that nothing else has: uuid=new"),
@@ -111,7 +118,7 @@ pub fn parse_property(text: &str) -> Result<Property> {
         }))),
         _ => bail!(
             "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, \
-             expires, label.KEY, lease, uuid and multihost are"
+             expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
         ),
     }
 }
@@ -137,6 +144,8 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         Property::Expires(time) => method.expires = Some(time),
         Property::Label(label) => method.labels.push(label),
         Property::Lease(lease) => method.lease = Some(lease),
+        Property::Writes(policy) => method.writes = Some(policy.to_string()),
+        Property::Zeroes(policy) => method.zeroes = Some(policy.to_string()),
         Property::OfPool(_) => unreachable!("done above"),
     }
     global.print_if_json(&call(global, &address.pool, Access::Write, method)?)

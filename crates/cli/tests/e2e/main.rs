@@ -81,4 +81,5 @@ mod vanishing;
 mod verbs;
 mod vhost_user;
 mod waiting;
+mod write_policy;
 mod wrong_words;

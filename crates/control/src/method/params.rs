@@ -214,6 +214,14 @@ parameters! {
         /// the number of a process.
         #[serde(default)]
         lease: Option<String>,
+        /// What is done with written bytes that are there already: `all`, they are written; `compare`, a write that
+        /// needs new space is compared with what is there, and what is the same is dropped, page by page.
+        /// Default: as in the source.
+        #[serde(default)]
+        writes: Option<String>,
+        /// What is done with written pages of zeroes: `written` or `holes`. Default: as in the source.
+        #[serde(default)]
+        zeroes: Option<String>,
         /// What makes the new volumes, a text of at most 64 bytes. Default: the user of the connection.
         #[serde(default)]
         created_by: Option<String>,
@@ -368,6 +376,13 @@ parameters! {
         /// the number of a process; `none`: nothing.
         #[serde(default)]
         lease: Option<String>,
+        /// What is done with written bytes that are there already: `all`, they are written; `compare`, a write that
+        /// needs new space is compared with what is there, and what is the same is dropped, page by page.
+        #[serde(default)]
+        writes: Option<String>,
+        /// What is done with written pages of zeroes: `written` or `holes`.
+        #[serde(default)]
+        zeroes: Option<String>,
     }
     /// Protects a device or file in place.
     Protect {

@@ -13,7 +13,7 @@ use crate::session::Session;
 
 pub async fn fork(session: &Session, p: params::Fork, call: &Call) -> Result<Vec<Forked>, Failure> {
     let changes = Changes::default()
-        .with_extension(given!(p, lease).of_new(session, call)?)
+        .with_extension(given!(p, lease, writes).of_new(session, call)?)
         .with_chunk(p.chunk)
         .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)
         .with_quota(p.quota)

@@ -152,7 +152,14 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
 }
 
 pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<VolumeRecord, Failure> {
-    let given = Given { expires: p.expires, labels: &p.labels, lease: p.lease.as_deref(), created_by: None };
+    let given = Given {
+        expires: p.expires,
+        labels: &p.labels,
+        lease: p.lease.as_deref(),
+        created_by: None,
+        writes: p.writes.as_deref(),
+        zeroes: p.zeroes.as_deref(),
+    };
     let changes = Changes::default()
         .with_extension(given.changes(session, call)?)
         .with_chunk(p.chunk)

@@ -1,7 +1,7 @@
 //! Changes of the properties of a volume or origin, as many at a time as wanted: all or none, with one commit.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeRecord, VolumeState};
+use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeRecord, VolumeState, WritePolicy};
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
 use super::limits::{check_chunk, check_gather, check_quota, writable_volume};
@@ -55,7 +55,12 @@ impl Changes {
     }
 
     /// The records that give these properties to a new clone, which has those of its source.
-    pub(crate) fn records_of_clone(&self, id: VolumeId, source: &VolumeRecord) -> impl Iterator<Item = Record> {
+    pub(crate) fn records_of_clone(
+        &self,
+        id: VolumeId,
+        source: &VolumeRecord,
+        writes: WritePolicy,
+    ) -> impl Iterator<Item = Record> {
         let copying = (self.break_policy.is_some() || self.throttle.is_some()).then(|| Record::SetCopying {
             id,
             break_policy: self.break_policy.unwrap_or(source.break_policy),
@@ -64,7 +69,7 @@ impl Changes {
         let chunk = self.chunk.map(|chunk| Record::SetChunk { id, chunk });
         let quota = self.quota.map(|quota| Record::SetQuota { id, quota });
         let gather = self.gather.map(|gather| Record::SetGather { id, gather });
-        [copying, chunk, quota, gather, self.extension.record_of_new(id)].into_iter().flatten()
+        [copying, chunk, quota, gather, self.extension.record_of_clone(id, writes)].into_iter().flatten()
     }
 
     /// The number of the volume, and the records that change it.

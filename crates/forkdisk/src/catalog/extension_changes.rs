@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, Record, VolumeRecord,
-    VolumeState,
+    VolumeState, WritePolicy, Writes, Zeroes,
 };
 use crate::types::VolumeId;
 
 use super::CatalogEntry;
 
 /// New values of what is not in the record of a volume or snapshot itself; `None`: unchanged. A clone and a snapshot
-/// inherit none of them.
+/// inherit none of them, unless a field says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExtensionChanges {
@@ -25,6 +25,11 @@ pub struct ExtensionChanges {
     /// Labels by their keys; a value of `None` removes one. Keys have at most 63 letters, digits and any of `-_./`. All
     /// labels of a volume take at most 320 bytes: those of keys and values, and 4 for each.
     pub labels: BTreeMap<String, Option<String>>,
+    /// What a volume does with written bytes that are there already. A clone has this and the next property of its
+    /// source.
+    pub writes: Option<Writes>,
+    /// What a volume does with written pages of zeroes.
+    pub zeroes: Option<Zeroes>,
 }
 
 impl ExtensionChanges {
@@ -65,6 +70,8 @@ impl ExtensionChanges {
                 None => new.labels.remove(key),
             };
         }
+        new.writes.writes = self.writes.unwrap_or(new.writes.writes);
+        new.writes.zeroes = self.zeroes.unwrap_or(new.writes.zeroes);
         let bytes = Extension::labels_bytes(&new.labels);
         if bytes > MAX_LABELS_BYTES {
             let why = format!(
@@ -87,14 +94,27 @@ impl ExtensionChanges {
             let why = format!("{name:?} has the snapshots of a removed file; let these expire");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
+        if self.has_write_policy() && volume.record.state != VolumeState::Volume {
+            let why = format!("{name:?} is no volume; writes and zeroes are properties of volumes");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
         let old = volume.extension().cloned().unwrap_or_default();
         let (id, new) = (volume.record.id, self.applied(&old)?);
         Ok((new != old).then(|| Record::SetExtension { id, extension: Box::new(new) }))
     }
 
+    fn has_write_policy(&self) -> bool {
+        self.writes.is_some() || self.zeroes.is_some()
+    }
+
     /// The record that gives a new volume or snapshot its extension, if it has one; the changes were checked.
     pub(crate) fn record_of_new(&self, id: VolumeId) -> Option<Record> {
-        let new = self.applied(&Extension::default()).expect("checked before");
+        self.record_of_clone(id, WritePolicy::ALL)
+    }
+
+    /// The same for a clone of what has this policy of writes.
+    pub(crate) fn record_of_clone(&self, id: VolumeId, writes: WritePolicy) -> Option<Record> {
+        let new = self.applied(&Extension { writes, ..Extension::default() }).expect("checked before");
         (!new.is_empty()).then(|| Record::SetExtension { id, extension: Box::new(new) })
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, FileKind, Record, VolumeRecord, VolumeState};
+use crate::format::{Attributes, FileKind, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy};
 use crate::planted::correct;
 use crate::types::VolumeId;
 
-use super::directory::{names, remnants};
-use super::{Catalog, Changes, check_new_names};
+use super::directory::{Directory, names, remnants};
+use super::{Catalog, CatalogEntry, Changes, check_new_names};
 
 /// What the volumes of a fork have that their sources do not.
 #[derive(Clone, Debug)]
@@ -83,12 +83,19 @@ pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOpt
             continue;
         }
         fork.parts.push(Record::Clone { source: part.from, id, now: options.now, name });
-        fork.parts.extend(options.changes.records_of_clone(id, record));
+        fork.parts.extend(options.changes.records_of_clone(id, record, write_policy(&meta.directory, record)));
         let attributes = options.attributes(record);
         fork.parts.extend(attributes.map(|given| Record::SetAttributes { id, attributes: Some(given) }));
         fork.copies.push((part.from, id));
     }
     Ok(fork)
+}
+
+/// Which writes a volume, or that of a snapshot, does not store.
+fn write_policy(directory: &Directory, record: &VolumeRecord) -> WritePolicy {
+    let of = if record.parent == NO_VOLUME { record.id } else { record.parent };
+    let extension = directory.get(of).and_then(CatalogEntry::extension);
+    extension.map_or(WritePolicy::ALL, |extension| extension.writes)
 }
 
 /// The names of new volumes among `new`.

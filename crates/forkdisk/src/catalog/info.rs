@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{
-    Attributes, BreakPolicy, FileKind, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState,
+    Attributes, BreakPolicy, FileKind, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState, Writes,
+    Zeroes,
 };
 use crate::types::{PAGE_SIZE, VolumeId, VolumeKind};
 
@@ -84,6 +85,12 @@ pub struct VolumeInfo {
     /// Labels: keys and values.
     #[cfg_attr(feature = "serde", serde(default))]
     pub labels: BTreeMap<String, String>,
+    /// What it does with written bytes that are there already.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub writes: Writes,
+    /// What it does with written pages of zeroes.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub zeroes: Zeroes,
     /// Flags of a snapshot.
     pub flags: SnapshotFlags,
     /// Protection of an origin.
@@ -175,6 +182,8 @@ impl Catalog {
             expires: extension.expires,
             lease: extension.lease.map_or(String::new(), |lease| lease.to_string()),
             labels: extension.labels,
+            writes: extension.writes.writes,
+            zeroes: extension.writes.zeroes,
             in_use,
             attributes: record.attributes,
         }

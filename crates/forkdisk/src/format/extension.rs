@@ -41,6 +41,54 @@ pub enum Lease {
     },
 }
 
+/// What a volume does with written bytes that are there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Writes {
+    /// They are written.
+    #[default]
+    All,
+    /// A write that needs new pages is compared with what is there, and what is the same is dropped page by page.
+    Compare,
+}
+
+/// What a volume does with written pages of zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Zeroes {
+    /// They are written.
+    #[default]
+    Written,
+    /// They become holes.
+    Holes,
+}
+
+/// Which writes a volume does not store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WritePolicy {
+    /// Of bytes that are there already.
+    pub writes: Writes,
+    /// Of zeroes.
+    pub zeroes: Zeroes,
+}
+
+impl WritePolicy {
+    /// Everything that is written is stored.
+    pub const ALL: WritePolicy = WritePolicy { writes: Writes::All, zeroes: Zeroes::Written };
+
+    fn encode(self) -> u8 {
+        u8::from(self.writes == Writes::Compare) | u8::from(self.zeroes == Zeroes::Holes) << 1
+    }
+
+    /// The policy that is stored as `value`; one that stores everything is not stored.
+    fn decode(value: &[u8]) -> Option<WritePolicy> {
+        let [bits @ 1..=3] = value else { return None };
+        let writes = if bits & 1 != 0 { Writes::Compare } else { Writes::All };
+        let zeroes = if bits & 2 != 0 { Zeroes::Holes } else { Zeroes::Written };
+        Some(WritePolicy { writes, zeroes })
+    }
+}
+
 /// What the extension of a volume or snapshot stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
@@ -54,6 +102,8 @@ pub struct Extension {
     pub created_by: String,
     /// Labels: keys and values.
     pub labels: BTreeMap<String, String>,
+    /// Which writes a volume does not store.
+    pub writes: WritePolicy,
     /// Fields of later versions: kinds and values, kept as they are.
     pub unknown: Vec<(u8, Vec<u8>)>,
 }
@@ -63,6 +113,7 @@ const LAST_USED_KIND: u8 = 2;
 const LEASE_KIND: u8 = 3;
 const CREATED_BY_KIND: u8 = 4;
 const LABEL_KIND: u8 = 5;
+const WRITES_KIND: u8 = 6;
 /// Unknown kinds from here on are kept; those below are damage.
 const FIRST_KEPT_KIND: u8 = 128;
 
@@ -98,6 +149,9 @@ impl Extension {
         }
         for (key, value) in &self.labels {
             field(LABEL_KIND, &[&[key.len() as u8], key.as_bytes(), value.as_bytes()].concat());
+        }
+        if self.writes != WritePolicy::ALL {
+            field(WRITES_KIND, &[self.writes.encode()]);
         }
         self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
         out
@@ -146,6 +200,7 @@ impl Extension {
                 let is_new = self.labels.insert(key.filter(|key| !key.is_empty())?, value?).is_none();
                 is_new.then_some(())?;
             }
+            WRITES_KIND => self.writes = WritePolicy::decode(value)?,
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -203,6 +258,7 @@ pub mod tests {
             lease: Some(Lease::Process { pid: u32::MAX, start: u64::MAX, boot: [255; 16] }),
             created_by: "c".repeat(MAX_CREATED_BY_BYTES),
             labels: BTreeMap::from([(label, value)]),
+            writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
             unknown: Vec::new(),
         }
     }
@@ -219,7 +275,7 @@ pub mod tests {
         let longest = longest();
         assert_eq!(trip(&longest).as_ref(), Some(&longest));
         // For fields of later versions: docs/format.md.
-        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 45);
+        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 41);
         let mut slot = [0; super::super::volume::DIRECTORY_SLOT_BYTES];
         longest.encode_slot(VolumeId(9), &mut slot);
         assert_eq!(Extension::decode_slot(&slot), Some((VolumeId(9), longest)));
@@ -230,7 +286,7 @@ pub mod tests {
         let later =
             Extension { unknown: vec![(128, vec![1, 2]), (128, vec![]), (255, vec![3])], ..Extension::default() };
         assert_eq!(trip(&later).as_ref(), Some(&later));
-        for kind in [0, 6, 127] {
+        for kind in [0, 7, 127] {
             assert_eq!(Extension::decode(&mut Reader(&[4, 0, kind, 1, 0, 0])), None, "kind {kind}");
         }
     }
@@ -248,6 +304,9 @@ pub mod tests {
             vec![1, 8, 0, 5],
             vec![3, 1, 0, 2],
             vec![4, 0, 0],
+            vec![6, 1, 0, 0],
+            vec![6, 1, 0, 4],
+            vec![6, 2, 0, 1, 1],
             vec![5, 0, 0],
             vec![5, 1, 0, 0],
             vec![5, 2, 0, 2, b'a'],

@@ -21,8 +21,8 @@ use super::volume::{
     Attributes, FileKind, Identity, NO_VOLUME, OriginFull, OriginRecord, SnapshotFlags, VolumeRecord, VolumeState,
 };
 use super::{
-    CountNode, DirectorySlot, Extension, Lease, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, decode_directory_page,
-    encode_directory_page,
+    CountNode, DirectorySlot, Extension, Lease, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, WritePolicy, Writes, Zeroes,
+    decode_directory_page, encode_directory_page,
 };
 
 const DOCUMENT: &str = include_str!("../../docs/format.md");
@@ -201,6 +201,7 @@ fn extension() -> Extension {
         lease: Some(Lease::Process { pid: 0x1234, start: 0x5678, boot: POOL }),
         created_by: "cli:uid=0".into(),
         labels: [("job", "42"), ("owner", "ci")].map(|(key, value)| (key.to_string(), value.to_string())).into(),
+        writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
         unknown: vec![(0x80, vec![1])],
     }
 }

@@ -28,7 +28,10 @@ pub use checksum::{Seed, page_checksum};
 pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
-pub use extension::{Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES};
+pub use extension::{
+    Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, WritePolicy, Writes,
+    Zeroes,
+};
 pub use group::{
     DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,
 };

@@ -13,7 +13,7 @@ use crate::copier::{Client, CopyClass, JobHandle};
 use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::Error;
-use crate::format::{Throttle, VolumeRecord};
+use crate::format::{Throttle, VolumeRecord, WritePolicy};
 use crate::sync::{Event, QueuedWrite, RangeLocks, WriteQueue};
 use crate::types::VolumeId;
 
@@ -48,6 +48,8 @@ pub struct Live {
     pub backing: BackingState,
     /// Quota promised to writes under way.
     pub claims: Rc<QuotaClaims>,
+    /// Which writes are not stored.
+    pub writes: Cell<WritePolicy>,
     /// Whether the time of the last change is recorded.
     pub last_change: Cell<LastChange>,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::ErrorKind;
-use crate::format::{BreakPolicy, GatherPolicy, OriginFull};
+use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Writes, Zeroes};
 use crate::types::{Mode, VolumeKind};
 
 use super::{SnapshotFlags, parse_uuid, uuid_text};
@@ -24,7 +24,7 @@ macro_rules! by_name {
     )* };
 }
 
-by_name!(BreakPolicy, ErrorKind, GatherPolicy, Mode, OriginFull, VolumeKind);
+by_name!(BreakPolicy, ErrorKind, GatherPolicy, Mode, OriginFull, VolumeKind, Writes, Zeroes);
 
 impl Serialize for SnapshotFlags {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -110,6 +110,11 @@ fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
         Record::Rollback { volume: id, .. } | Record::Flatten { id } => {
             live.set_backing(*id, meta.directory.get(*id).is_some_and(|v| v.record.base != NO_VOLUME));
         }
+        Record::SetExtension { id, extension } => {
+            if let Some(live) = live.get(*id) {
+                live.writes.set(extension.writes);
+            }
+        }
         Record::RenameOver { replaced, kept: false, .. } => live.note_deleted(*replaced),
         Record::Delete { ids } => ids.iter().for_each(|&id| live.note_deleted(id)),
         Record::Transaction { parts } => {

@@ -90,13 +90,13 @@ impl<D: Device> Volume<D> {
         let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         if offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end == size) {
             let _pages = self.live.edges.lock(first..last, LockMode::Shared).await;
-            return self.write_unaligned(offset, buf, more).await;
+            return self.write_stored(offset, buf, more).await;
         }
         let pages = self.live.edges.lock(first..last, LockMode::Exclusive).await;
         if self.live.backing.is_removed() {
             // Other writes no longer hold the pages that they complete.
             drop(pages);
-            return self.write_unaligned(offset, buf, more).await;
+            return self.write_stored(offset, buf, more).await;
         }
         let start = first * PAGE_BYTES;
         let wide = self.store.device.buffer(((last * PAGE_BYTES).min(size) - start) as usize);
@@ -106,7 +106,7 @@ impl<D: Device> Volume<D> {
         }
         let at = (offset - start) as usize;
         wide[at..at + buf.len()].copy_from_slice(&buf);
-        (self.write_unaligned(start, wide, more).await.0, buf)
+        (self.write_stored(start, wide, more).await.0, buf)
     }
 
     /// Writes zeroes that hide the backing.

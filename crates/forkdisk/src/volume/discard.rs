@@ -81,11 +81,11 @@ impl<D: Device> Volume<D> {
         if rest == 0 || !mapped.await? {
             return Ok(());
         }
-        self.write_unaligned(size, Buf::zeroed(rest), false).await.0
+        self.write_stored(size, Buf::zeroed(rest), false).await.0
     }
 
     /// Unmaps pages `first..end` in steps of at most a virtual block.
-    async fn unmap(&self, first: u64, end: u64) -> std::result::Result<(), EditError> {
+    pub(super) async fn unmap(&self, first: u64, end: u64) -> std::result::Result<(), EditError> {
         if first >= end {
             return Ok(());
         }

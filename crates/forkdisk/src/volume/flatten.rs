@@ -121,7 +121,7 @@ impl<D: Device> Volume<D> {
                 let mut part = self.store.device.buffer(piece.len());
                 part.copy_from_slice(&buf[piece.clone()]);
                 copied += part.len() as u64;
-                self.write_unaligned(offset + piece.start as u64, part, false).await.0?;
+                self.write_stored(offset + piece.start as u64, part, false).await.0?;
             }
         }
         Ok(copied)

@@ -15,6 +15,7 @@ mod read;
 mod resize;
 mod status;
 mod write;
+mod write_policy;
 
 use std::rc::Rc;
 
@@ -24,7 +25,7 @@ use crate::catalog::{Catalog, VolumeInfo};
 use crate::counters::Operation;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{VolumeRecord, VolumeState};
+use crate::format::{VolumeRecord, VolumeState, WritePolicy};
 use crate::live::{Activity, LastChange, Live};
 use crate::origin::{Origins, WriteIntent};
 use crate::planted::correct;
@@ -129,13 +130,15 @@ impl<D: Device> Volume<D> {
         // Its errors name the origin, for which it borrows the catalog, too.
         let backing = Backing::of(origins, &store.meta.borrow(), id)?;
         let meta = store.meta.borrow();
-        let record = &meta.directory.get(id).ok_or_else(deleted_error)?.record;
+        let entry = meta.directory.get(id).ok_or_else(deleted_error)?;
+        let record = &entry.record;
         let read_only = record.state == VolumeState::Snapshot && !record.flags.writable || store.options.read_only;
         let mut volumes = store.live.borrow_mut();
         let activity = volumes.activity_or_create(record).clone();
         activity.opened.set(true);
         let live = volumes.get_or_create(id).clone();
         live.open.set(live.open.get() + 1);
+        live.writes.set(entry.extension().map_or(WritePolicy::ALL, |extension| extension.writes));
         drop((meta, volumes));
         if live.open.get() == 1 {
             note_used(store, id);

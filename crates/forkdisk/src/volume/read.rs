@@ -11,11 +11,11 @@ use super::Volume;
 use super::backing::Backing;
 
 /// Device requests of a read, and parts of the buffer to be zeroed.
-struct ReadPlan {
-    segments: Segments,
-    holes: Vec<(usize, usize)>,
+pub(super) struct ReadPlan {
+    pub segments: Segments,
+    pub holes: Vec<(usize, usize)>,
     /// Parts of the buffer for pages to which other volumes or snapshots refer, or did.
-    shared: Vec<(usize, usize)>,
+    pub shared: Vec<(usize, usize)>,
 }
 
 /// Adds a part of the buffer; extends the last part if it is contiguous with it.
@@ -89,7 +89,12 @@ impl<D: Device> Volume<D> {
     }
 
     /// Where the bytes of a range lie.
-    fn plan_read(&self, meta: &mut Catalog, offset: u64, len: u64) -> std::result::Result<ReadPlan, Failure> {
+    pub(super) fn plan_read(
+        &self,
+        meta: &mut Catalog,
+        offset: u64,
+        len: u64,
+    ) -> std::result::Result<ReadPlan, Failure> {
         let record = meta.directory.of_handle(self.id);
         let (mut at, end) = (offset, offset + len);
         let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new(), shared: Vec::new() };

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::catalog::{Catalog, Failure};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Record;
+use crate::format::{Record, WritePolicy};
 use crate::planted::correct;
 use crate::space::alloc;
 use crate::store::{HostShortage, Retry, commit, events, retained};
@@ -56,7 +56,10 @@ impl<D: Device> Volume<D> {
             // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
             Backing::Origin(origin) => return Box::pin(origin.write(&self.store, offset, buf, fua)).await,
             Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf, more)).await,
-            Backing::None => self.write_unaligned(offset, buf, more).await,
+            Backing::None if self.live.writes.get() != WritePolicy::ALL => {
+                Box::pin(self.write_by_policy(offset, buf, more)).await
+            }
+            Backing::None => self.write_stored(offset, buf, more).await,
         };
         if result.is_ok() && correct!(fua, Bug::FuaWithoutCommit => false) {
             return (Box::pin(self.store.commit_for_client()).await, buf);
@@ -65,7 +68,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Writes to pages of the volume's own: in place if that changes nothing else, otherwise behind earlier writes.
-    pub(super) async fn write_unaligned(&self, offset: u64, buf: Buf, more: bool) -> (Result<()>, Buf) {
+    pub(super) async fn write_stored(&self, offset: u64, buf: Buf, more: bool) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let pages = offset / page..(offset + buf.len() as u64).div_ceil(page);
         if self.live.write_queue.may_pass(&pages)
@@ -85,7 +88,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Returns the contents in memory that nothing else changes: their checksum and what is written have to agree.
-    fn own_copy(&self, buf: Buf) -> std::result::Result<Buf, (Error, Buf)> {
+    pub(super) fn own_copy(&self, buf: Buf) -> std::result::Result<Buf, (Error, Buf)> {
         if !buf.is_shared() {
             return Ok(buf);
         }

@@ -261,6 +261,7 @@ fn home(planted: Planted) -> Home {
         | FeatureBitAfterExtension
         | ExpiryIgnoresRenewal
         | ExpiryIgnoresClients => Profile::Lifetimes,
+        ComparesFirstSector | DropsWholeWrite | ZeroesNeitherWrittenNorUnmapped => Profile::Comparing,
         ChangedModeForgetsKind | LinkNamedBeforeWritten | KeptSnapshotStaysWithVolume => Profile::Folders,
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.group() == Group::Origins => Profile::Origins,

@@ -62,11 +62,13 @@ pub enum Profile {
     Folders,
     /// Volumes and snapshots with labels that expire.
     Lifetimes,
+    /// Volumes that do not store what is there already, or zeroes.
+    Comparing,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 22] = [
+    pub const ALL: [Profile; 23] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -89,6 +91,7 @@ impl Profile {
         Profile::Transactions,
         Profile::Folders,
         Profile::Lifetimes,
+        Profile::Comparing,
     ];
 
     /// Those with an origin on a separate disk.
@@ -121,6 +124,7 @@ impl Profile {
             Profile::Transactions => "transactions",
             Profile::Folders => "folders",
             Profile::Lifetimes => "lifetimes",
+            Profile::Comparing => "comparing",
         }
     }
 
@@ -189,6 +193,7 @@ impl Setup {
         let drawn = if mix(&[seed, 19]).is_multiple_of(16) { Profile::Transactions } else { drawn };
         let drawn = if mix(&[seed, 20]).is_multiple_of(16) { Profile::Folders } else { drawn };
         let drawn = if mix(&[seed, 21]).is_multiple_of(16) { Profile::Lifetimes } else { drawn };
+        let drawn = if mix(&[seed, 22]).is_multiple_of(16) { Profile::Comparing } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;

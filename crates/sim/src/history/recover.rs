@@ -370,7 +370,7 @@ impl Session {
 
 /// Whether the verbs of the profile are longer than the volatile log, and change properties.
 fn has_large_verbs(profile: Profile) -> bool {
-    matches!(profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes)
+    matches!(profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes | Profile::Comparing)
 }
 
 /// Compares everything; the findings resolve what was in flight.

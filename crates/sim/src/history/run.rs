@@ -49,6 +49,8 @@ pub(super) type Inflight = driver::Inflight<Volumes>;
 pub struct Volumes {
     pub(super) failure: Failure,
     pub(super) cursors: BTreeMap<Key, u64>,
+    /// Recent writes of volumes that can be repeated: numbers of their contents, and ranges.
+    pub(super) recent: BTreeMap<Key, Vec<(u32, Place)>>,
     pub(super) quotas: BTreeMap<Key, Quota>,
     /// The ranges of the writes in flight.
     pub(super) places: BTreeMap<u64, Place>,

@@ -220,6 +220,13 @@ impl Model {
         self.volumes.retain(|key, _| !idle.contains(key));
     }
 
+    /// The properties of a clone: which writes are not stored is a property of the volume only, not of its snapshot.
+    fn properties_of_clone(&self, source: Key) -> Properties {
+        let of = &self.volumes[&source];
+        let Properties { compares, makes_holes, .. } = of.of.map_or(of, |volume| &self.volumes[&volume]).properties;
+        Properties { compares, makes_holes, ..of.properties.of_clone() }
+    }
+
     fn add_clone(&mut self, source: Key, pending: &Pending, key: Key, name: &str) {
         let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
         let content = self.capture(source, pending, key, &mut unused);
@@ -242,7 +249,7 @@ impl Model {
         let (name, flushed) = (name.to_owned(), self.now());
         let mut kin = source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
         kin.insert(key);
-        let properties = source.map_or_else(Properties::default, |source| self.volumes[&source].properties.of_clone());
+        let properties = source.map_or_else(Properties::default, |source| self.properties_of_clone(source));
         let (shared, instant, lifetime) = (false, None, Lifetime::default());
         self.volumes
             .insert(key, Volume { name, of, size, properties, lifetime, shared, kin, content, flushed, instant });

@@ -18,6 +18,10 @@ pub struct Properties {
     pub quota: u64,
     /// Whether its scattered pages are gathered above some percentage.
     pub gathers: bool,
+    /// Whether it drops what is there already.
+    pub compares: bool,
+    /// Whether written zeroes become holes.
+    pub makes_holes: bool,
 }
 
 impl Properties {

@@ -1,7 +1,9 @@
-//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Only the chunk and the
-//! policy of gathering can be set. No other attributes are stored.
+//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Only the chunk and
+//! policies can be set. No other attributes are stored.
 
-use forkdisk::{Device, GatherPolicy, VolumeInfo};
+use std::str::FromStr;
+
+use forkdisk::{Changes, Device, ExtensionChanges, GatherPolicy, VolumeInfo, Writes, Zeroes};
 
 use super::nodes::Node;
 use super::{Failed, Outcome, Volumes};
@@ -10,8 +12,6 @@ use crate::codec::Reply;
 const PREFIX: &str = "user.forkdisk.";
 /// The only attribute that is listed: programs that copy files try to set all listed ones, and a copy has this one.
 const CHUNK: &str = "user.forkdisk.chunk";
-/// The other attribute that can be set.
-const GATHER: &str = "user.forkdisk.gather";
 
 impl<D: Device> Volumes<D> {
     fn property(&self, number: u64, name: &str) -> Outcome<Option<String>> {
@@ -32,19 +32,12 @@ impl<D: Device> Volumes<D> {
 
     pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
         let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EOPNOTSUPP)) };
-        if name == GATHER {
-            let policy = parse_gather(value).ok_or(Failed(libc::EINVAL))?;
-            let volume = self.pool.volume_by_id(id)?;
-            self.pool.set_gather(&volume.name(), policy).await?;
-            return Ok(Reply::Done);
-        }
-        if name != CHUNK {
+        let Some(changes) = changes(name, value)? else {
             let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::EOPNOTSUPP };
             return Err(Failed(errno));
-        }
-        let chunk = parse_size(value).ok_or(Failed(libc::EINVAL))?;
+        };
         let volume = self.pool.volume_by_id(id)?;
-        self.pool.set_chunk(&volume.name(), chunk).await?;
+        self.pool.set(&volume.name(), &changes).await?;
         Ok(Reply::Done)
     }
 
@@ -63,6 +56,8 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "chunk" => info.chunk.to_string(),
         "scattered" => info.scattered.to_string(),
         "gather" => info.gather.to_string(),
+        "writes" => info.writes.to_string(),
+        "zeroes" => info.zeroes.to_string(),
         "created" => info.created.to_string(),
         "origin" if !info.origin.is_empty() => info.origin.clone(),
         _ => return None,
@@ -78,8 +73,25 @@ fn sized(value: Vec<u8>, size: u32) -> Outcome {
     }
 }
 
-/// Parses the name of a policy of gathering.
-fn parse_gather(value: &[u8]) -> Option<GatherPolicy> {
+/// What setting this attribute changes; `None` if it cannot be set.
+fn changes(name: &str, value: &[u8]) -> Outcome<Option<Changes>> {
+    let invalid = Failed(libc::EINVAL);
+    let of_extension = |changes| Changes::default().with_extension(changes);
+    Ok(Some(match name.strip_prefix(PREFIX) {
+        Some("chunk") => Changes::default().with_chunk(parse_size(value).ok_or(invalid)?),
+        Some("gather") => Changes::default().with_gather(parsed::<GatherPolicy>(value).ok_or(invalid)?),
+        Some("writes") => {
+            of_extension(ExtensionChanges::default().with_writes(parsed::<Writes>(value).ok_or(invalid)?))
+        }
+        Some("zeroes") => {
+            of_extension(ExtensionChanges::default().with_zeroes(parsed::<Zeroes>(value).ok_or(invalid)?))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Parses the name of a policy.
+fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
     std::str::from_utf8(value).ok()?.trim_end_matches('\0').trim().parse().ok()
 }
 
@@ -109,10 +121,11 @@ mod tests {
 
     #[test]
     fn policies_have_names() {
-        assert_eq!(parse_gather(b"20%"), Some(GatherPolicy::Above(20)));
-        assert_eq!(parse_gather(b"idle\0"), Some(GatherPolicy::Idle));
+        assert_eq!(parsed(b"20%"), Some(GatherPolicy::Above(20)));
+        assert_eq!(parsed(b"idle\0"), Some(GatherPolicy::Idle));
+        assert_eq!(parsed(b"compare"), Some(Writes::Compare));
         for bad in ["0%", "100%", "20", "on", ""] {
-            assert_eq!(parse_gather(bad.as_bytes()), None, "{bad}");
+            assert_eq!(parsed::<GatherPolicy>(bad.as_bytes()), None, "{bad}");
         }
     }
 

@@ -29,7 +29,7 @@ pub static CREATE: Operation<Volumes> = Operation {
 pub static CREATE_ALL: Operation<Volumes> = Operation {
     name: "create-all",
     weight: |profile| match profile {
-        Transactions | Folders | Lifetimes => 12,
+        Transactions | Folders | Lifetimes | Comparing => 12,
         _ => 0,
     },
     launch: create_some,
@@ -40,7 +40,7 @@ pub fn create_one(run: &mut Run, op: &Op) -> Result<(), Violation> {
     if is_crowded(run) {
         return Ok(());
     }
-    if matches!(run.setup.profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes) {
+    if matches!(run.setup.profile, Profile::Transactions | Profile::Folders | Profile::Lifetimes | Comparing) {
         return create_some(run, op);
     }
     let (name, size) = (new_name(run, "v"), place::size(&run.setup, op.draws[2]));
@@ -62,7 +62,7 @@ fn create_some(run: &mut Run, op: &Op) -> Result<(), Violation> {
     }
     let mut rng = Rng::new(op.draws[1]);
     let size = place::size(&run.setup, op.draws[2]);
-    let (names, properties) = (names_of_one(run, "v", &mut rng), drawn_properties(&mut rng));
+    let (names, properties) = (names_of_one(run, "v", &mut rng), drawn_properties(run, &mut rng));
     control(run, Control::CreateAll(names.clone(), size, properties), |run| {
         let pool = run.session.pool.clone();
         (format!("create {}, {size} bytes, {properties:?}", names.join(" ")), async move {

@@ -16,7 +16,7 @@ pub static DELETE: Operation<Volumes> = Operation {
     name: "delete",
     weight: |profile| match profile {
         Journal => 56,
-        Transactions | Folders | Lifetimes => 20,
+        Transactions | Folders | Lifetimes | Comparing => 20,
         Forks => 16,
         Crowd | Files | Copies | Gathering | Hosts => 12,
         Full | Races | Blocks | Ranges | Large => 8,

@@ -19,7 +19,7 @@ pub static SNAPSHOT: Operation<Volumes> = Operation {
         Blocks => 7,
         Mixed | Faults | Large | Hosts => 6,
         Full | Calm | Files | Ranges | Quotas => 5,
-        Cuts | Transactions | Folders | Lifetimes => 4,
+        Cuts | Transactions | Folders | Lifetimes | Comparing => 4,
         Names => 3,
         Heirs => 1,
         _ => 0,
@@ -31,7 +31,7 @@ pub static SNAPSHOT: Operation<Volumes> = Operation {
 pub static GROUP: Operation<Volumes> = Operation {
     name: "group",
     weight: |profile| match profile {
-        Forks | Crowd | Transactions | Folders | Lifetimes => 4,
+        Forks | Crowd | Transactions | Folders | Lifetimes | Comparing => 4,
         Mixed | Races | Large | Copies => 2,
         Faults | Cuts => 1,
         _ => 0,
@@ -60,7 +60,7 @@ pub static CLONE: Operation<Volumes> = Operation {
 pub static CLONE_ALL: Operation<Volumes> = Operation {
     name: "clone-all",
     weight: |profile| match profile {
-        Transactions | Folders | Lifetimes => 12,
+        Transactions | Folders | Lifetimes | Comparing => 12,
         _ => 0,
     },
     launch: clone_some,

@@ -106,7 +106,7 @@ fn make_expiring(run: &mut Run, op: &Op) -> Result<(), Violation> {
         }
         _ => {
             let (name, size) = (new_name(run, "v"), run.setup.pages * place::PAGE);
-            let properties = super::properties::drawn_properties(&mut rng);
+            let properties = super::properties::drawn_properties(run, &mut rng);
             let made = Control::CreateAll(vec![name.clone()], size, properties);
             control(run, with(made), |run| {
                 let pool = run.session.pool.clone();

@@ -9,7 +9,7 @@ use crate::history::run::{Run, Volumes};
 pub static REOPEN: Operation<Volumes> = Operation {
     name: "reopen",
     weight: |profile| match profile {
-        Ranges | Hosts | Names | Quotas | Transactions | Folders | Lifetimes => 2,
+        Ranges | Hosts | Names | Quotas | Transactions | Folders | Lifetimes | Comparing => 2,
         Mixed | Forks | Full | Cuts | Blocks | Calm | Journal | Crowd | Files | Large | Copies | Gathering | Heirs => 1,
         _ => 0,
     },
@@ -21,7 +21,7 @@ pub static CUT: Operation<Volumes> = Operation {
     name: "cut",
     weight: |profile| match profile {
         Cuts => 5,
-        Transactions | Folders | Lifetimes => 3,
+        Transactions | Folders | Lifetimes | Comparing => 3,
         Files | Ranges | Hosts | Names | Quotas => 2,
         Mixed | Forks | Full | Faults | Races | Blocks | Journal | Crowd | Large | Copies | Gathering | Heirs => 1,
         _ => 0,
@@ -33,7 +33,7 @@ pub static CUT: Operation<Volumes> = Operation {
 pub static KILL: Operation<Volumes> = Operation {
     name: "kill",
     weight: |profile| match profile {
-        Cuts | Transactions | Folders | Lifetimes => 3,
+        Cuts | Transactions | Folders | Lifetimes | Comparing => 3,
         Names => 2,
         Mixed | Journal | Files | Ranges | Hosts => 1,
         _ => 0,

@@ -27,6 +27,7 @@ pub mod read;
 pub mod rename;
 pub mod replace;
 pub mod resize;
+pub mod rewrite;
 pub mod share;
 pub mod succession;
 pub mod target;
@@ -96,6 +97,8 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &lifetime::SET_LIFETIME,
     &lifetime::MAKE_EXPIRING,
     &lifetime::DELETE_EXPIRED,
+    &rewrite::REWRITE,
+    &rewrite::WRITE_ZEROES,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

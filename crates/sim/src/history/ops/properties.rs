@@ -1,6 +1,6 @@
 //! Properties of volumes.
 
-use forkdisk::{BreakPolicy, Changes, CreateOptions, GatherPolicy, Pool, VolumeInfo};
+use forkdisk::{BreakPolicy, Changes, CreateOptions, ExtensionChanges, GatherPolicy, Pool, VolumeInfo, Writes, Zeroes};
 
 use super::control::{control, drawn_volume};
 use crate::disk::LyingDevice;
@@ -14,7 +14,7 @@ use crate::rng::Rng;
 pub static SET_ALL: Operation<Volumes> = Operation {
     name: "set-all",
     weight: |profile| match profile {
-        Transactions | Folders | Lifetimes => 16,
+        Transactions | Folders | Lifetimes | Comparing => 16,
         _ => 0,
     },
     launch: set_all,
@@ -24,9 +24,25 @@ pub static SET_ALL: Operation<Volumes> = Operation {
 const GATHERED_PERCENT: u8 = 90;
 
 /// Returns properties, with quotas that no volume reaches.
-pub fn drawn_properties(rng: &mut Rng) -> Properties {
+pub fn drawn_properties(run: &Run, rng: &mut Rng) -> Properties {
     let quota = if rng.one_in(2) { 0 } else { (1 + rng.below(4)) << 30 };
-    Properties { chunk: 4096 << rng.below(8), copies: rng.one_in(3), quota, gathers: rng.one_in(2) }
+    let drawn = Properties {
+        chunk: 4096 << rng.below(8),
+        copies: rng.one_in(3),
+        quota,
+        gathers: rng.one_in(2),
+        ..Properties::default()
+    };
+    match run.setup.profile {
+        Comparing => Properties { compares: !rng.one_in(4), makes_holes: rng.one_in(2), ..drawn },
+        _ => drawn,
+    }
+}
+
+fn write_policy(properties: Properties) -> ExtensionChanges {
+    let writes = if properties.compares { Writes::Compare } else { Writes::All };
+    let zeroes = if properties.makes_holes { Zeroes::Holes } else { Zeroes::Written };
+    ExtensionChanges::default().with_writes(writes).with_zeroes(zeroes)
 }
 
 fn policies(properties: Properties) -> (BreakPolicy, GatherPolicy) {
@@ -42,18 +58,20 @@ pub fn options_with(size: u64, properties: Properties) -> CreateOptions {
         .with_quota(properties.quota)
         .with_break_policy(break_policy)
         .with_gather(gather)
+        .with_extension(write_policy(properties))
 }
 
 /// Returns the properties that the pool shows of a volume.
 pub fn properties_of(pool: &Pool<LyingDevice>, info: &VolumeInfo) -> Properties {
     let copying = pool.copying(&info.name).map(|copying| copying.break_policy);
     let (copies, gathers) = (copying.is_ok_and(|policy| policy == BreakPolicy::Copy), info.gather != GatherPolicy::Off);
-    Properties { chunk: info.chunk, copies, quota: info.quota, gathers }
+    let (compares, makes_holes) = (info.writes == Writes::Compare, info.zeroes == Zeroes::Holes);
+    Properties { chunk: info.chunk, copies, quota: info.quota, gathers, compares, makes_holes }
 }
 
 fn set_all(run: &mut Run, op: &Op) -> Result<(), Violation> {
     let Some(key) = drawn_volume(run, op) else { return Ok(()) };
-    let properties = drawn_properties(&mut Rng::new(op.draws[1]));
+    let properties = drawn_properties(run, &mut Rng::new(op.draws[1]));
     control(run, Control::Set(key, properties), |run| {
         let (pool, name) = (run.session.pool.clone(), run.known.model.name(key));
         (format!("set {name} {properties:?}"), async move {
@@ -62,7 +80,8 @@ fn set_all(run: &mut Run, op: &Op) -> Result<(), Violation> {
                 .with_chunk(properties.chunk)
                 .with_quota(properties.quota)
                 .with_break_policy(break_policy)
-                .with_gather(gather);
+                .with_gather(gather)
+                .with_extension(write_policy(properties));
             pool.set(&name, &changes).await
         })
     })

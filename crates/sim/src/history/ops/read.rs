@@ -18,7 +18,7 @@ pub static READ: Operation<Volumes> = Operation {
         Forks => 10,
         Full | Blocks | Files | Gathering | Hosts => 8,
         Crowd | Quotas => 6,
-        Cuts | Heirs | Transactions | Folders | Lifetimes => 4,
+        Cuts | Heirs | Transactions | Folders | Lifetimes | Comparing => 4,
         Names => 2,
         _ => 0,
     },

@@ -11,7 +11,7 @@ pub static RENAME: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Journal => 8,
         Forks | Names => 3,
-        Mixed | Crowd | Files | Transactions | Folders | Lifetimes => 2,
+        Mixed | Crowd | Files | Transactions | Folders | Lifetimes | Comparing => 2,
         Faults | Cuts | Calm | Large | Quotas => 1,
         _ => 0,
     },

@@ -17,7 +17,7 @@ pub static ROLLBACK: Operation<Volumes> = Operation {
         Races => 6,
         Crowd | Large | Copies => 4,
         Mixed | Faults | Cuts | Blocks | Gathering | Quotas => 3,
-        Full | Calm | Files | Ranges | Hosts | Transactions | Folders | Lifetimes => 2,
+        Full | Calm | Files | Ranges | Hosts | Transactions | Folders | Lifetimes | Comparing => 2,
         _ => 0,
     },
     launch: |run, op| {

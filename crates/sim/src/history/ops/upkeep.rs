@@ -10,7 +10,7 @@ pub static CHECKPOINT: Operation<Volumes> = Operation {
         Ranges | Hosts => 6,
         Faults | Races | Gathering | Names => 4,
         Forks | Cuts | Blocks | Files | Large | Quotas => 3,
-        Mixed | Full | Copies | Heirs | Transactions | Folders | Lifetimes => 2,
+        Mixed | Full | Copies | Heirs | Transactions | Folders | Lifetimes | Comparing => 2,
         Calm | Journal | Crowd => 1,
         _ => 0,
     },
@@ -24,7 +24,7 @@ pub static CHECK: Operation<Volumes> = Operation {
     name: "check",
     weight: |profile| match profile {
         Ranges => 2,
-        Mixed | Forks | Blocks | Files | Transactions | Folders | Lifetimes => 1,
+        Mixed | Forks | Blocks | Files | Transactions | Folders | Lifetimes | Comparing => 1,
         _ => 0,
     },
     launch: |run, _| {
@@ -37,7 +37,7 @@ pub static SETTLE: Operation<Volumes> = Operation {
     name: "settle",
     weight: |profile| match profile {
         Full | Ranges | Gathering | Hosts => 2,
-        Mixed | Forks | Faults | Files | Large | Heirs | Names | Transactions | Folders | Lifetimes => 1,
+        Mixed | Forks | Faults | Files | Large | Heirs | Names | Transactions | Folders | Lifetimes | Comparing => 1,
         _ => 0,
     },
     launch: |run, _| {

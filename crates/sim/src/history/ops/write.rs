@@ -25,7 +25,7 @@ pub static WRITE: Operation<Volumes> = Operation {
         Forks | Files | Copies => 30,
         Cuts => 24,
         Crowd => 20,
-        Blocks | Names | Transactions | Folders | Lifetimes => 16,
+        Blocks | Names | Transactions | Folders | Lifetimes | Comparing => 16,
         Heirs => 6,
         _ => 0,
     },
@@ -127,9 +127,16 @@ pub fn write(run: &mut Run, op: &Op, key: Key, place: Option<Place>, spare: Allo
     );
     let rec = run.known.model.write(key, offset, len, what);
     run.known.model.spread();
+    if matches!(what, What::Mark(_)) {
+        super::rewrite::note(run, key, op.number, Place { offset, len });
+    }
     let (disk, op) = (run.session.disk.clone(), op.number);
+    // What is compared first may be passed by later writes.
+    let is_ordered = run.setup.profile != Profile::Comparing;
     let id = change(run, (rec, fua, spare), vec![key], text, async move {
-        disk.order().accept(op, key, offset, len);
+        if is_ordered {
+            disk.order().accept(op, key, offset, len);
+        }
         let (result, _) = volume.write(offset, buf, fua).await;
         disk.order().end(op);
         result.into()
