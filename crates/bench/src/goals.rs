@@ -136,7 +136,7 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all);
-        for workload in ["engine", "serve", "w1", "w2", "w3", "w4", "w5", "doors"] {
+        for workload in ["engine", "serve", "w1", "w2", "w3", "w4", "w5", "doors", "fleet"] {
             assert!(goals.all().iter().any(|g| g.workload == workload), "{workload} has no goals");
         }
     }

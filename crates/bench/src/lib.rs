@@ -7,8 +7,10 @@
 
 #[allow(unsafe_code)]
 mod bare;
+mod callgrind;
 mod cases;
 mod clock;
+mod control;
 mod ending;
 mod goals;
 mod html;
@@ -16,6 +18,7 @@ pub mod limits;
 mod load;
 mod model;
 mod mounted;
+mod nbd;
 mod part;
 mod peers;
 mod process;

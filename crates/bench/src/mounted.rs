@@ -28,6 +28,51 @@ impl LoopDevice {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Reads the kernel's counts of its requests.
+    pub fn counts(&self) -> Result<DeviceCounts> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(DeviceCounts::parse(&fs::read_to_string(format!("/sys/block/{name}/stat"))?))
+    }
+}
+
+/// Requests that a device has completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub discards: u64,
+    pub flushes: u64,
+}
+
+impl DeviceCounts {
+    fn parse(stat: &str) -> DeviceCounts {
+        const SECTOR: u64 = 512;
+        let figures: Vec<u64> = stat.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let at = |i: usize| figures.get(i).copied().unwrap_or(0);
+        DeviceCounts {
+            reads: at(0),
+            read_bytes: at(2) * SECTOR,
+            writes: at(4),
+            written_bytes: at(6) * SECTOR,
+            discards: at(11),
+            flushes: at(15),
+        }
+    }
+
+    /// Returns what was counted since `before`.
+    pub fn since(self, before: DeviceCounts) -> DeviceCounts {
+        DeviceCounts {
+            reads: self.reads - before.reads,
+            read_bytes: self.read_bytes - before.read_bytes,
+            writes: self.writes - before.writes,
+            written_bytes: self.written_bytes - before.written_bytes,
+            discards: self.discards - before.discards,
+            flushes: self.flushes - before.flushes,
+        }
+    }
 }
 
 impl Drop for LoopDevice {
@@ -59,9 +104,14 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Returns the loop device.
+    /// Returns the path of the loop device.
     pub fn device(&self) -> &Path {
         self.device.path()
+    }
+
+    /// Reads the kernel's counts of the loop device's requests.
+    pub fn counts(&self) -> Result<DeviceCounts> {
+        self.device.counts()
     }
 
     /// Returns its type, as in `mkfs.TYPE`.
@@ -78,5 +128,20 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = output_of(Command::new("umount").arg(&self.dir));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counts_of_a_device_are_what_the_kernel_prints() {
+        let stat = "  10  1  16  5  20  2  48  9  0  33  14  3  0  80  2  7  4\n";
+        let counts = DeviceCounts::parse(stat);
+        let same =
+            DeviceCounts { reads: 10, read_bytes: 8192, writes: 20, written_bytes: 24576, discards: 3, flushes: 7 };
+        assert_eq!(counts, same);
+        assert_eq!(counts.since(DeviceCounts { reads: 4, ..counts }), DeviceCounts { reads: 6, ..Default::default() });
     }
 }

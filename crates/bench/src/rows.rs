@@ -123,11 +123,20 @@ impl Samples {
         Some((low + high) / 2.0)
     }
 
+    /// Returns the smallest value that at least `percent` of all values do not exceed.
+    pub fn percentile(&self, percent: f64) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+        sorted.get(rank.max(1) - 1).copied()
+    }
+
     fn min(&self) -> Option<f64> {
         self.0.iter().copied().min_by(f64::total_cmp)
     }
 
-    fn max(&self) -> Option<f64> {
+    /// Returns the largest value.
+    pub fn max(&self) -> Option<f64> {
         self.0.iter().copied().max_by(f64::total_cmp)
     }
 }
@@ -148,6 +157,14 @@ mod tests {
         assert_eq!(Samples::one(3.0).median(), Some(3.0));
         assert_eq!([5.0, 1.0, 3.0].into_iter().collect::<Samples>().median(), Some(3.0));
         assert_eq!([5.0, 1.0, 3.0, 4.0].into_iter().collect::<Samples>().median(), Some(3.5));
+    }
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_measured() {
+        let hundred: Samples = (1..=100).rev().map(f64::from).collect();
+        assert_eq!([0.0, 50.0, 99.0, 100.0].map(|p| hundred.percentile(p)), [1.0, 50.0, 99.0, 100.0].map(Some));
+        assert_eq!(Samples::one(3.0).percentile(99.0), Some(3.0));
+        assert_eq!(Samples::default().percentile(99.0), None);
     }
 
     #[test]

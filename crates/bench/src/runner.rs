@@ -247,6 +247,25 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// Branches and fleets of volumes, next to qcow2 overlays and the clones of XFS and btrfs.
+    pub const FLEET: Benchmark = Benchmark {
+        name: "fleet",
+        cases: &[
+            ("storm", cases::fleet::run_storm),
+            ("open-loop", cases::fleet::run_open_loop),
+            ("fork", cases::fleet::run_fork),
+            ("reset", cases::fleet::run_reset),
+            ("depth", cases::fleet::run_depth),
+            ("instructions", cases::fleet::instructions::run),
+            ("fsync", cases::fleet::run_fsync),
+            ("delete", cases::fleet::run_delete),
+            ("branches", cases::fleet::run_branches),
+            ("pgbench", cases::fleet::run_pgbench),
+        ],
+        peers: &[],
+        inside: &[(cases::fleet::instructions::INSIDE, cases::fleet::instructions::run_inside)],
+    };
+
     /// Returns the name.
     pub fn name(&self) -> &'static str {
         self.name
@@ -305,7 +324,7 @@ mod tests {
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
         use Benchmark as B;
-        let all = [B::ENGINE, B::SERVE, B::W1, B::W1_ORIGIN, B::W2, B::W3, B::W4, B::W5, B::DOORS];
+        let all = [B::ENGINE, B::SERVE, B::W1, B::W1_ORIGIN, B::W2, B::W3, B::W4, B::W5, B::DOORS, B::FLEET];
         for benchmark in all {
             let of_origin = |names: &[&str]| names.iter().any(|name| name.starts_with("origin-"));
             let origin = of_origin(&benchmark.names(true));

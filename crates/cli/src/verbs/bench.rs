@@ -39,6 +39,8 @@ enum Workload {
     W5(RoundArgs),
     /// Every door to a volume: CPU and time per request, speed on a disk; next to QEMU's doors, XFS, btrfs
     Doors(PeerArgs),
+    /// Many clones, forks at a rate, resets, deep descents; next to qcow2 overlays and clones of XFS and btrfs
+    Fleet(PeerArgs),
     /// A part of a benchmark that runs in a separate process
     #[command(hide = true)]
     Inside(InsideArgs),
@@ -125,6 +127,7 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
         Workload::Serve(args) => (Benchmark::SERVE, args.run, !args.no_peers),
         Workload::Doors(args) => (Benchmark::DOORS, args.run, !args.no_peers),
+        Workload::Fleet(args) => (Benchmark::FLEET, args.run, !args.no_peers),
         Workload::W1(args) => {
             let benchmark = if args.origin { Benchmark::W1_ORIGIN } else { Benchmark::W1 };
             (benchmark, args.peers.run, !args.peers.no_peers)

@@ -161,3 +161,29 @@ fn rounds_through_a_mount_cost_and_hold_the_same() {
     let size = rows("size");
     assert!(size.iter().all(|row| row["met"] != false), "{size:?}");
 }
+
+#[test]
+fn a_fleet_reads_its_image_once_and_is_as_cheap_at_any_depth() {
+    let lab = Lab::empty();
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        return missing("loop devices and mounts need root and the kernel module fuse");
+    }
+    let rows = rows_of(&lab, &["fleet", "--only", "storm"]);
+    for door in ["nbd", "mount", "vhost-user"] {
+        let is_it = |row: &&Value| row["case"] == format!("storm/{door}") && row["metric"] == "seconds";
+        assert!(rows.iter().find(is_it).is_some_and(|row| row["median"].as_f64() > Some(0.0)), "{door}: {rows:?}");
+    }
+    let counted = |rows: &[Value], metric: &str, number: usize| {
+        let of_metric: Vec<&Value> = rows.iter().filter(|row| row["metric"] == metric).collect();
+        assert_eq!(of_metric.len(), number, "{metric}: {rows:?}");
+        of_metric.iter().for_each(|row| assert_eq!(row["met"], true, "{row}"));
+    };
+    counted(&rows, "device_bytes_read_over_image", 3);
+    let rows = rows_of(&lab, &["fleet", "--only", "depth"]);
+    counted(&rows, "device_reads_ratio_to_depth_1", 3);
+    let rows = rows_of(&lab, &["fleet", "--only", "fork"]);
+    let flushes: Vec<f64> =
+        rows.iter().filter(|row| row["metric"] == "flushes").map(|row| row["median"].as_f64().unwrap()).collect();
+    assert_eq!(flushes.len(), 3, "{rows:?}");
+    assert!(flushes.iter().all(|&n| n == flushes[0]), "a fork of a hundred flushes as often as one: {flushes:?}");
+}

@@ -10,8 +10,8 @@ use crate::cases::server::served_pool;
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
-use super::pools::Daemon;
 use super::row;
+use crate::cases::pools::Daemon;
 
 const SOCKETS: usize = 1000;
 const CASE: &str = "idle/1000-vhost-user-sockets";

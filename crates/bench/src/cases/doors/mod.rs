@@ -3,9 +3,7 @@
 
 mod clock;
 mod cpu;
-mod guest;
 mod idle;
-mod pools;
 mod subjects;
 
 pub use clock::run as run_clock;

@@ -22,8 +22,8 @@ use crate::mounted::LoopDevice;
 use crate::process::Process;
 use crate::runner::Context;
 
-use super::guest::{Client, Requests};
-use super::pools::{Daemon, MountedPool, Place, PoolAt};
+use crate::cases::guest::{Client, Requests};
+use crate::cases::pools::{Daemon, MountedPool, Place, PoolAt};
 
 pub const QEMU: &str = "qemu-storage-daemon";
 pub const NBDKIT: &str = "nbdkit";

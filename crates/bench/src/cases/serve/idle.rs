@@ -1,15 +1,12 @@
 //! Cost of a thousand open idle exports for one that is in use: the same work alternates between
 //! two servers, one of which has them.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::cases::fio::Load;
 use crate::cases::server::{Server, served_pool};
+use crate::nbd::Nbd;
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -31,7 +28,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let without = Server::forkdisk(context, &alone, &context.ram("alone.sock"), &flags)?;
     let socket = context.ram("crowded.sock");
     let with = Server::forkdisk(context, &crowded, &socket, &flags)?;
-    let idle = (0..EXPORTS).map(|i| open(&socket, &format!("idle{i}"))).collect::<Result<Vec<_>>>()?;
+    let idle = (0..EXPORTS).map(|i| Nbd::connect(&socket, &format!("idle{i}"))).collect::<Result<Vec<_>>>()?;
     let flags = ["--norandommap".into(), "--io_size=1t".into(), format!("--number_ios={count}")];
     let mut rows = Vec::new();
     for (word, mode) in [("read", "randread"), ("write", "randwrite")] {
@@ -70,22 +67,4 @@ pub fn allow_files() -> Result<()> {
         setrlimit(Resource::Nofile, limit).context("raising the number of files that may be open")?;
     }
     Ok(())
-}
-
-/// Opens a connection to an export and sends no requests.
-fn open(socket: &Path, export: &str) -> Result<UnixStream> {
-    const EXPORT_NAME: u32 = 1;
-    const FIXED_NEWSTYLE_NO_ZEROES: u32 = 3;
-    let mut stream = UnixStream::connect(socket)?;
-    let (mut greeting, mut answer) = ([0; 18], [0; 10]);
-    stream.read_exact(&mut greeting)?;
-    ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no NBD server");
-    let mut option = FIXED_NEWSTYLE_NO_ZEROES.to_be_bytes().to_vec();
-    option.extend_from_slice(b"IHAVEOPT");
-    option.extend_from_slice(&EXPORT_NAME.to_be_bytes());
-    option.extend_from_slice(&(export.len() as u32).to_be_bytes());
-    option.extend_from_slice(export.as_bytes());
-    stream.write_all(&option)?;
-    stream.read_exact(&mut answer).with_context(|| format!("opening the idle export {export}"))?;
-    Ok(stream)
 }

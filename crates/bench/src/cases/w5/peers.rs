@@ -1,6 +1,6 @@
 //! The same rounds on btrfs and XFS, whose `cp` makes clones as well, on loop devices over the same disk.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
@@ -94,13 +94,10 @@ impl Place for Mounted {
 
     /// Counts requests and bytes; pages of metadata cannot be distinguished.
     fn counts(&self) -> Result<Counts> {
-        let name = self.device().file_name().unwrap_or_default().to_string_lossy();
-        let text = fs::read_to_string(format!("/sys/block/{name}/stat"))?;
-        let figures: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        let at = |i: usize| figures.get(i).copied().unwrap_or(0);
-        // Reads, writes, discards, flushes; sectors read and written.
-        let requests = at(0) + at(4) + at(11) + at(15);
-        Ok(Counts { requests, bytes: (at(2) + at(6)) * 512, map_pages: 0 })
+        let counts = Mounted::counts(self)?;
+        let requests = counts.reads + counts.writes + counts.discards + counts.flushes;
+        let bytes = counts.read_bytes + counts.written_bytes;
+        Ok(Counts { requests, bytes, map_pages: 0 })
     }
 
     /// Returns reads of the contents only, each piece once: the places are known, but not the reads

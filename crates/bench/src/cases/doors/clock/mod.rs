@@ -14,9 +14,9 @@ use crate::load::{random, sequential};
 use crate::rows::{Row, Samples};
 use crate::runner::{Context, Scale};
 
-use super::pools::Place;
 use super::row;
 use super::subjects::OURS;
+use crate::cases::pools::Place;
 
 /// Name of the volume or file that nothing else shares, of the one that is cloned, and of the clone.
 pub const ALONE: &str = "v";

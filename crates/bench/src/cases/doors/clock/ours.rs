@@ -13,9 +13,9 @@ use crate::cases::server::Server;
 use crate::limits::output_of;
 use crate::runner::Context;
 
-use super::super::guest::{Client, Requests};
-use super::super::pools::{Daemon, MountedPool, Place, PoolAt};
 use super::{ALONE, BASE, CLONE, Named, Target, Work};
+use crate::cases::guest::{Client, Requests};
+use crate::cases::pools::{Daemon, MountedPool, Place, PoolAt};
 
 pub const NBD: &str = "nbd";
 const MOUNT: &str = "mount";

@@ -31,7 +31,12 @@ pub struct Requests<'a> {
 impl Client {
     /// Connects to a server.
     pub fn connect(socket: &Path, queues: u16) -> Result<Client> {
-        Guest::connect(socket, queues, QUEUE_SIZE, SLOT_BYTES).map(Client).map_err(Error::from_boxed)
+        Client::with_size(socket, queues, QUEUE_SIZE)
+    }
+
+    /// As [`connect`](Self::connect), with queues of `size` descriptors: three for each request under way.
+    pub fn with_size(socket: &Path, queues: u16, size: u16) -> Result<Client> {
+        Guest::connect(socket, queues, size, SLOT_BYTES).map(Client).map_err(Error::from_boxed)
     }
 
     /// Carries out the requests of each queue, all queues at a time; returns the time that it takes.

@@ -1,4 +1,4 @@
-//! Pools of the doors, and the daemons that serve them.
+//! Closed pools in files and on loop devices, and the daemons that serve them.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl Place {
 /// A closed pool.
 pub struct PoolAt {
     path: PathBuf,
-    _device: Option<LoopDevice>,
+    device: Option<LoopDevice>,
 }
 
 impl PoolAt {
@@ -82,11 +82,16 @@ impl PoolAt {
             pool.checkpoint().await?;
             anyhow::Ok(pool.close().await?)
         })??;
-        Ok(PoolAt { path, _device: device })
+        Ok(PoolAt { path, device })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the loop device that it lies on.
+    pub fn device(&self) -> Option<&LoopDevice> {
+        self.device.as_ref()
     }
 }
 
@@ -145,18 +150,34 @@ impl MountedPool {
         (name, fuse_uring): (&str, &str),
         volume: &str,
     ) -> Result<MountedPool> {
+        MountedPool::with_settings(context, pool, (name, fuse_uring), volume, &[])
+    }
+
+    /// As [`new`](Self::new), with settings as variables of the environment.
+    pub fn with_settings(
+        context: &Context<'_>,
+        pool: &Path,
+        (name, fuse_uring): (&str, &str),
+        volume: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<MountedPool> {
         let dir = context.disk(&format!("{name}.mnt"));
         std::fs::create_dir_all(&dir)?;
         let undoable = Undoable::new(Thing::Mount(dir.clone()));
         let mut command = Command::new(&context.options.program);
         command.arg("mount").arg(pool).arg(&dir).args(["--log", "error"]);
-        command.arg("-o").arg(format!("fuse_uring={fuse_uring}"));
+        command.arg("-o").arg(format!("fuse_uring={fuse_uring}")).envs(settings.iter().copied());
         let file = dir.join(volume);
         Ok(MountedPool { process: Process::start(command, || Ok(file.exists()))?, dir, undoable })
     }
 
     pub fn file(&self, volume: &str) -> PathBuf {
         self.dir.join(volume)
+    }
+
+    /// Ends it, which unmounts it.
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
     }
 
     /// Returns the process, and what removes the mount if the benchmark is told to end.
