@@ -86,14 +86,19 @@ const MAX_NAMES: usize = 1024;
 
 /// Returns the volumes and snapshots that match `objects`, by name: an empty name matches everything, a
 /// folder all volumes in it, a volume itself and its snapshots. An object that matches nothing is an error.
-/// Takes time in proportion to the names in the pool, or to the number of objects if all are snapshots.
+/// Takes time in proportion to what matches, or to the names in the pool if an object is a folder.
 pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeInfo>, Failure> {
     let wanted = Wanted::new(objects);
     let (mut found, mut hit) = (Vec::new(), HashSet::new());
-    if wanted.only_snapshots() {
+    if !wanted.everything && objects.iter().all(|object| object.contains('@') || session.pool.find(object).is_ok()) {
         for piece in objects.chunks(MAX_NAMES) {
-            let infos = piece.iter().filter_map(|object| Some((object, session.pool.find(object).ok()?)));
-            found.extend(infos.filter(|(object, _)| hit.insert(object.as_str())).map(|(_, info)| info));
+            for object in piece {
+                let Ok(info) = session.pool.find(object) else { continue };
+                if hit.insert(object.as_str()) && !info.is_snapshot() {
+                    found.extend(session.pool.snapshots_of(object).unwrap_or_default());
+                }
+                found.push(info);
+            }
             session.runtime.yield_now().await;
         }
     } else {
@@ -112,6 +117,7 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
         return Err(Failure::new(ErrorKind::NotFound, text));
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
+    found.dedup_by(|a, b| a.id == b.id);
     Ok(found)
 }
 
@@ -127,11 +133,6 @@ impl<'a> Wanted<'a> {
         let objects: HashSet<&str> = objects.iter().map(String::as_str).collect();
         let everything = objects.is_empty() || objects.contains("");
         Wanted { objects, everything }
-    }
-
-    /// Returns whether all objects are snapshots. A snapshot's name matches that snapshot only.
-    fn only_snapshots(&self) -> bool {
-        !self.everything && self.objects.iter().all(|object| object.contains('@'))
     }
 
     /// Returns whether an object matches the volume or snapshot `name`. Adds the objects that do to `hit`.
@@ -176,7 +177,6 @@ mod tests {
         let covered: Vec<&str> = names.into_iter().filter(|name| wanted.covers(name, &mut hit)).collect();
         assert_eq!(covered, ["a", "a@1", "a/b@1", "b/c/d@9", "d@x"]);
         assert_eq!(hit, HashSet::from(["a", "b/c", "d@x"]), "nothing is called e");
-        assert!(!wanted.only_snapshots() && Wanted::new(&objects[2..3]).only_snapshots());
     }
 
     #[test]

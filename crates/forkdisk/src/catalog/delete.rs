@@ -29,17 +29,26 @@ pub fn deletable(meta: &Catalog, names: &[&str]) -> Result<Vec<VolumeId>> {
             return Err(Error::new(ErrorKind::Busy, why));
         }
     }
-    let records = || meta.directory.iter().map(|volume| &volume.record);
-    let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
-    let rolling =
-        |record: &VolumeRecord| record.origin_record.as_ref().map_or(NO_VOLUME, |protects| protects.rollback_to);
-    let holds = |record: &VolumeRecord| [record.base, rolling(record)];
-    if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
-        meta.directory.refuse_with_clones(id)?;
+    // Nothing else is the base of a volume or what an origin is rolled back to.
+    if ids.iter().any(|&id| meta.is_origin_snapshot(id)) {
+        refuse_held(meta, &named)?;
     }
     // A record must never name the snapshot of a deleted volume.
     ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
     Ok(ids)
+}
+
+/// Refuses the deletion of snapshots of origins that something else needs.
+fn refuse_held(meta: &Catalog, named: &BTreeSet<VolumeId>) -> Result<()> {
+    let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
+    let rolling =
+        |record: &VolumeRecord| record.origin_record.as_ref().map_or(NO_VOLUME, |protects| protects.rollback_to);
+    let holds = |record: &VolumeRecord| [record.base, rolling(record)];
+    let records = meta.directory.iter().map(|volume| &volume.record).filter(stays);
+    match records.flat_map(holds).find(|id| named.contains(id)) {
+        Some(id) => meta.directory.refuse_with_clones(id),
+        None => Ok(()),
+    }
 }
 
 /// Refuses to remove an origin, and a snapshot of one that is in use or the backing of a volume.

@@ -175,8 +175,11 @@ impl Directory {
     /// being rolled back to it.
     pub fn clones_backed_by(&self, id: VolumeId) -> Option<&CatalogEntry> {
         let rolls = |v: &&CatalogEntry| v.record.origin_record.as_ref().is_some_and(|p| p.rollback_to == id);
-        let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
-        origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
+        // Only a snapshot of an origin is needed by others.
+        let origin = self.get(self.get(id)?.record.parent).filter(|v| v.record.origin_record.is_some())?;
+        Some(origin)
+            .filter(rolls)
+            .or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
     }
 
     /// Sets the snapshot of an origin that is the backing of a volume, or none.
