@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forkdisk::device::Buf;
-use forkdisk::testing::{Inline, MemoryDevice};
+use forkdisk::testing::{DelayingDevice, Inline, MemoryDevice};
 use forkdisk::{
     Changes, CreateOptions, ErrorKind, ExtensionChanges, ForkOptions, FormatOptions, OpenOptions, Pool, Writes, Zeroes,
 };
@@ -136,4 +137,35 @@ fn without_a_policy_everything_is_stored_and_a_snapshot_has_none() {
     assert_eq!(rewrite(2 * PAGE), 1);
     lab.tasks.run(lab.pool.set("v", &policy(Writes::All, Zeroes::Written))).unwrap();
     assert_eq!(rewrite(2 * PAGE), 2);
+}
+
+/// What a write would replace is compared, then the volume gets other contents, and only then the rest is written: the
+/// part that was dropped would be missing.
+#[test]
+fn a_live_rollback_comes_before_or_after_a_write_that_is_compared() {
+    let (tasks, device) = (Inline::new(), MemoryDevice::new(64 * MIB as u64));
+    let clock = Rc::new(tasks.clone());
+    let device = DelayingDevice::new(device, clock.clone(), Duration::from_millis(1));
+    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB as u64, [1; 16], 0))).unwrap();
+    let pool = tasks.run(Pool::open(device, clock, OpenOptions::default())).unwrap();
+    tasks.run(pool.create("v", &CreateOptions::new(64 << 10, 0))).unwrap();
+    tasks.run(pool.set("v", &policy(Writes::Compare, Zeroes::Holes))).unwrap();
+    let volume = pool.volume("v").unwrap();
+    let write = |bytes: &[u8]| {
+        let (volume, buf) = (volume.clone(), Buf::copy_of(bytes));
+        async move { volume.write(0, buf, false).await.0 }
+    };
+    for (contents, snapshot) in [([1; PAGE], "before"), ([2; PAGE], "after")] {
+        tasks.run(write(&[contents, [3; PAGE]].concat())).unwrap();
+        tasks.run(pool.snapshot(&[("v", snapshot)], 1)).unwrap();
+    }
+    // The first page is there already, the second one is not.
+    let written = [[2; PAGE], [4; PAGE]].concat();
+    let running = tasks.start(write(&written));
+    tasks.run_until_idle();
+    tasks.run(pool.rollback_live("v", "v@before")).unwrap();
+    tasks.run(running).unwrap();
+    let found = tasks.run(volume.read(0, Buf::zeroed(2 * PAGE))).1.to_vec();
+    let seen = (found[0], found[PAGE]);
+    assert!(found == written || found == [[1; PAGE], [3; PAGE]].concat(), "{seen:?}");
 }

@@ -48,6 +48,8 @@ pub struct Live {
     pub backing: BackingState,
     /// Quota promised to writes under way.
     pub claims: Rc<QuotaClaims>,
+    /// How often it was given other contents as a whole while it was in use.
+    pub rollbacks: Cell<u64>,
     /// Which writes are not stored.
     pub writes: Cell<WritePolicy>,
     /// Whether the time of the last change is recorded.

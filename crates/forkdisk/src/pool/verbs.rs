@@ -25,6 +25,7 @@ pub fn begin_rollback<D: Device>(store: &Store<D>, meta: &mut Catalog, id: Volum
     meta.space.forget_reservations_of(id);
     let live = store.live.borrow_mut().get_or_create(id).clone();
     commit::mark_changed(store, id, &live.last_change);
+    live.rollbacks.set(live.rollbacks.get() + 1);
     store.live.borrow_mut().release(id);
 }
 

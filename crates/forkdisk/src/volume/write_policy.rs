@@ -4,7 +4,8 @@
 //! - Only holes and pages to which others refer, or did, are compared: others are overwritten in place.
 //! - What is there is read under an exclusive lock, so that no write in place is in flight. The comparison could see
 //!   the data of one before it has ended. A flush would not cover that, although it covers the write that is dropped.
-//! - The lock is released before anything is written. A write that comes between is concurrent with this one.
+//! - The lock is released before anything is written. A write that comes between is concurrent with this one. After a
+//!   live rollback that comes between, all of it is written again, as if it had begun behind that.
 
 use std::ops::Range;
 
@@ -132,7 +133,12 @@ impl<D: Device> Volume<D> {
         if let [(Effect::Write, _)] = &parts[..] {
             return self.write_stored(offset, buf, more).await;
         }
+        let rollbacks = self.live.rollbacks.get();
         let result = self.write_parts(offset, &buf, &parts, more).await;
+        if result.is_ok() && self.live.rollbacks.get() != rollbacks {
+            // What was dropped, or came first, may be gone, and the rest not.
+            return Box::pin(self.write_by_policy(offset, buf, more)).await;
+        }
         (result, buf)
     }
 
