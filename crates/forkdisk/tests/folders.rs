@@ -290,6 +290,39 @@ fn links_and_special_files_are_kept_and_forked_and_are_no_disks() {
 }
 
 #[test]
+fn a_folder_that_was_removed_or_replaced_is_forked_from_its_snapshot() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    let remove = |name: &str| {
+        lab.pool.keep_snapshots(name, 9).unwrap();
+        lab.pool.remove_file(name).unwrap();
+    };
+    // A folder in the place of a file.
+    remove("vm/disk");
+    lab.pool.create_folder("vm/disk", Attributes::of_no_owner(9), 9).unwrap();
+    lab.fork("vm@s", &["a"]).unwrap();
+    assert_eq!(lab.first("a/disk"), 1);
+    // Another folder of this name, with a snapshot of the same name.
+    remove("vm/state/memory");
+    lab.tasks.run(lab.pool.create("new/memory", &CreateOptions::new(MIB, 7))).unwrap();
+    lab.snapshot("new", "s").unwrap();
+    lab.pool.rename_folder("new", "vm/state").unwrap();
+    lab.fork("vm@s", &["b"]).unwrap();
+    assert_eq!(lab.first("b/state/memory"), lab.first("vm/state/memory@s"));
+    // Nothing is left of the folder.
+    remove("vm/state/memory");
+    lab.pool.remove_folder("vm/disk").unwrap();
+    let rest: Vec<String> = lab.names().into_iter().filter(|n| n.starts_with("vm/") && !n.contains('@')).collect();
+    rest.iter().for_each(|name| remove(name));
+    let _ = lab.pool.remove_folder("vm");
+    assert!(lab.pool.volumes_in("vm").unwrap().is_empty());
+    lab.fork("vm@s", &["c"]).unwrap();
+    assert_eq!(lab.first("c/disk"), 1);
+    assert_eq!(lab.fork("vm@other", &["d"]).unwrap_err().kind(), ErrorKind::NotFound);
+    lab.check();
+}
+
+#[test]
 fn a_folders_snapshot_stays_as_it_was_when_files_are_replaced_renamed_and_removed() {
     let lab = lab();
     lab.snapshot("vm", "s").unwrap();

@@ -1,6 +1,6 @@
 //! Forks: the records that make clones of a volume, of a snapshot, or of everything in a folder.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Attributes, FileKind, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy};
@@ -124,19 +124,22 @@ fn check_new_folders(meta: &Catalog, names: &[&str], new: &[String], sources: &[
 /// Returns what `source` stands for: itself, or all that is in it.
 fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
     let (base, snapshot) = source.split_once('@').map_or((source, None), |(base, snapshot)| (base, Some(snapshot)));
-    if !is_folder(meta, base) {
+    let mut kept = snapshot.map_or_else(BTreeMap::new, |snapshot| kept_snapshots(meta, base, snapshot));
+    // A folder that was removed is there in its snapshots.
+    let was_folder = || !kept.is_empty() && meta.directory.find(source).is_err();
+    if !is_folder(meta, base) && !was_folder() {
         let record = &meta.directory.find(source)?.record;
         refuse_origin_itself(record, source)?;
         return Ok(vec![Part { suffix: String::new(), from: record.id, is_folder: false }]);
     }
     let mut parts = Vec::new();
-    let kept = if snapshot.is_some() { remnants::kept_within(&meta.directory, base) } else { Vec::new() };
-    let here = names::entries_within(&meta.directory, base).chain(kept.iter().map(|(name, id)| (name.as_str(), *id)));
-    for (name, id) in here {
+    let suffix = |name: &str| name[base.len()..].to_string();
+    for (name, id) in names::entries_within(&meta.directory, base) {
         let Some(record) = meta.directory.get(id).filter(|v| !v.pending).map(|v| &v.record) else { continue };
-        let suffix = name[base.len()..].to_string();
         let is_folder = record.state == VolumeState::Folder;
         let from = match snapshot {
+            // What is a folder now was a file.
+            Some(_) if is_folder && kept.contains_key(name) => continue,
             Some(snapshot) if !is_folder => match names::snapshot_named(&meta.directory, id, snapshot) {
                 Some(found) => correct!(found, Bug::ForkOfSnapshotTakesVolume => id),
                 None => continue,
@@ -146,12 +149,21 @@ fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
         if snapshot.is_none() && !is_folder {
             refuse_origin_itself(record, name)?;
         }
-        parts.push(Part { suffix, from, is_folder });
+        // A folder that was renamed may have brought a snapshot of the same name; it is the one that is found.
+        kept.remove(name);
+        parts.push(Part { suffix: suffix(name), from, is_folder });
     }
+    parts.extend(kept.into_iter().map(|(name, from)| Part { suffix: suffix(&name), from, is_folder: false }));
     if let Some(snapshot) = snapshot.filter(|_| parts.iter().all(|part| part.is_folder)) {
         return Err(no_such_snapshot(base, snapshot));
     }
     Ok(parts)
+}
+
+/// The snapshots of this name of files that were in the folder, each with the name that the file had.
+fn kept_snapshots(meta: &Catalog, folder: &str, snapshot: &str) -> BTreeMap<String, VolumeId> {
+    let all = remnants::kept_within(&meta.directory, folder).into_iter().rev();
+    all.filter_map(|(name, id)| Some((name, names::snapshot_named(&meta.directory, id, snapshot)?))).collect()
 }
 
 /// Whether the name is that of a folder; the root is none here.

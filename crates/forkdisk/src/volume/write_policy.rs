@@ -107,7 +107,7 @@ fn within(segments: &Segments, parts: &[(usize, usize)]) -> Segments {
 impl<D: Device> Volume<D> {
     /// Writes what the policy of the volume does not drop. The volume has no backing.
     pub(super) async fn write_by_policy(&self, offset: u64, buf: Buf, more: bool) -> (Result<()>, Buf) {
-        let policy = self.live.writes.get();
+        let (policy, rollbacks) = (self.live.writes.get(), self.live.rollbacks.get());
         // Of what a client may change meanwhile, one state is compared and written.
         let buf = match self.own_copy(buf) {
             Ok(buf) => buf,
@@ -133,7 +133,6 @@ impl<D: Device> Volume<D> {
         if let [(Effect::Write, _)] = &parts[..] {
             return self.write_stored(offset, buf, more).await;
         }
-        let rollbacks = self.live.rollbacks.get();
         let result = self.write_parts(offset, &buf, &parts, more).await;
         if result.is_ok() && self.live.rollbacks.get() != rollbacks {
             // What was dropped, or came first, may be gone, and the rest not.
