@@ -105,6 +105,9 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "path" => Ok(Property::Path(value.to_string())),
         "expires" if value == "none" => Ok(Property::Expires(0)),
         "expires" => Ok(Property::Expires(lifetime::moment(value)?)),
+        "lease" if value == "connection" => bail!(
+            "the connection of this verb ends with it, and the volume would be deleted: name the number of a process"
+        ),
         "lease" => Ok(Property::Lease(value.to_string())),
         "writes" => Ok(Property::Writes(value.parse()?)),
         "zeroes" => Ok(Property::Zeroes(value.parse()?)),
