@@ -204,6 +204,36 @@ fn a_machines_folder_is_kept_and_forked_while_it_runs() {
     lab.assert_clean();
 }
 
+/// After a program has replaced a file, verbs find the new one by its name, and the snapshots of the old one.
+#[test]
+fn verbs_take_a_replaced_file_for_a_file_and_not_for_a_folder() {
+    let lab = Lab::with_pool("256M");
+    let Some(both) = Both::start(&lab) else { return };
+    let shown = |name: &str| fs::read_to_string(both.path(name)).unwrap();
+    fs::write(both.path("log"), "old").unwrap();
+    fs::create_dir(both.path(".snapshots/log/monday")).unwrap();
+    fs::create_dir(both.path(".snapshots/log/friday")).unwrap();
+    fs::remove_file(both.path("log")).unwrap();
+    lab.ok(&["clone", "pool.img/log@monday", "pool.img/copy"]);
+    assert_eq!(shown("copy"), "old");
+    fs::rename(both.path(".snapshots/log/friday"), both.path(".snapshots/log/sunday")).unwrap();
+    assert_eq!(shown(".snapshots/log/sunday"), "old");
+    fs::write(both.path("log"), "new one").unwrap();
+    assert!(fs::rename(both.path(".snapshots/log/sunday"), both.path(".snapshots/log/monday")).is_err());
+    lab.ok(&["snapshot", "pool.img/log@now"]);
+    let refused = lab.run(&["snapshot", "pool.img/log@monday"]).refused();
+    assert!(refused.contains("exists already"), "{refused}");
+    let refused = lab.run(&["rename", "pool.img/log@now", "pool.img/log@sunday"]).refused();
+    assert!(refused.contains("exists already"), "{refused}");
+    assert_eq!((shown(".snapshots/log/now"), shown(".snapshots/log/monday")), ("new one".into(), "old".into()));
+    lab.ok(&["rollback", "pool.img/log@monday"]);
+    assert_eq!(shown("log"), "old");
+    lab.ok(&["rollback", "pool.img/log@now", "--live"]);
+    assert_eq!(shown("log"), "new one");
+    both.stop();
+    lab.assert_clean();
+}
+
 fn sh_in(dir: &Path, script: &str) {
     crate::mount_served::sh(dir, script);
 }

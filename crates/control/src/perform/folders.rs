@@ -1,6 +1,6 @@
 //! Rollback of everything in a folder, and which names are those of folders.
 
-use forkdisk::ErrorKind;
+use forkdisk::{Child, ErrorKind};
 
 use super::refuse_attached;
 use super::rollback::{split_snapshot, without_clients};
@@ -12,11 +12,13 @@ use crate::session::Session;
 
 /// Refuses the name of a folder where `verb` needs `recursive` for it.
 pub fn refuse_folder(session: &Session, name: &str, verb: &str) -> Result<(), Failure> {
-    if name.is_empty() || session.pool.volumes_in(name).is_err() {
-        return Ok(());
+    match session.pool.child(name) {
+        Ok(Child::Folder(..)) if !name.is_empty() => {
+            let text = format!("{name} is a folder: -r {verb} everything in it");
+            Err(Failure::new(ErrorKind::Invalid, text))
+        }
+        _ => Ok(()),
     }
-    let text = format!("{name} is a folder: -r {verb} everything in it");
-    Err(Failure::new(ErrorKind::Invalid, text))
 }
 
 /// Returns the volume, or all volumes in the folder of this name.

@@ -67,7 +67,8 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) async fn rename_snapshot(&self, from: (&str, &str), to: (&str, &str)) -> Outcome {
-        if from.0 != to.0 || !self.is_volume(from.0) {
+        let is_of_file = || self.is_volume(from.0) || self.pool.find(&full_name(from.0, from.1)).is_ok();
+        if from.0 != to.0 || !is_of_file() {
             return Err(Failed(libc::EPERM));
         }
         self.pool.rename(&full_name(from.0, from.1), &full_name(to.0, to.1)).await?;
