@@ -28,12 +28,16 @@ impl<D: Device> Volumes<D> {
                 // Never cached: the next system call may want to remove it as a folder.
                 Ok((Node::Volume(self.pool.find(&full_name(&path, name))?.id), 0))
             }
-            Node::Snapshots(path) => match self.pool.child(&join(&path, name)) {
-                Err(_) if let Ok(kept) = self.pool.find(&full_name(&path, name)) => Ok((Node::Volume(kept.id), 0)),
-                Err(_) if self.pool.has_snapshot_in(&path, name) => Ok((Node::Kept(path, name.to_string()), 0)),
-                Err(_) if self.pool.has_kept(&join(&path, name)) => Ok((below(&path, name), 0)),
-                found => found.map(|_| (below(&path, name), self.valid())).map_err(Failed::from),
-            },
+            Node::Snapshots(path) => {
+                match (self.pool.child(&join(&path, name)), self.pool.find(&full_name(&path, name))) {
+                    (Err(_), Ok(kept)) => Ok((Node::Volume(kept.id), 0)),
+                    (Err(_), _) if self.pool.has_snapshot_in(&path, name) => {
+                        Ok((Node::Kept(path, name.to_string()), 0))
+                    }
+                    (Err(_), _) if self.pool.has_kept(&join(&path, name)) => Ok((below(&path, name), 0)),
+                    (found, _) => found.map(|_| (below(&path, name), self.valid())).map_err(Failed::from),
+                }
+            }
             Node::Kept(path, snapshot) => {
                 let path = join(&path, name);
                 match self.pool.find(&full_name(&path, &snapshot)) {
