@@ -130,7 +130,7 @@ fn boot() -> Option<[u8; 16]> {
     forkdisk::parse_uuid(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim())
 }
 
-/// The leases whose processes have ended, of those that there are.
+/// The leases of processes that have ended.
 fn ended_processes(session: &Session) -> BTreeSet<Lease> {
     let boot = boot();
     let has_ended = |lease: &Lease| match *lease {

@@ -1,4 +1,4 @@
-//! Programs whose data is a folder of a mount: each is forked while it works, and each fork is right. The programs go
+//! Programs with data in a folder of a mount: each is forked while it works, and each fork is right. The programs go
 //! on, although files of the snapshots are replaced, renamed and removed.
 
 use std::fs;

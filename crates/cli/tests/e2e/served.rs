@@ -126,7 +126,7 @@ fn without_last_use(text: &str) -> String {
     json.split_inclusive('\n').map(in_columns).collect()
 }
 
-/// Whether it is a line of `list -H -p`, whose last columns are the time of the last use and the creator.
+/// Whether it is a line of `list -H -p`: its last columns are the time of the last use and `created_by`.
 fn columns_are_of_a_list(line: &str) -> bool {
     line.matches('\t').count() == 18
 }

@@ -9,7 +9,7 @@ use crate::types::VolumeId;
 use super::Catalog;
 use super::directory::extensions;
 
-/// The volumes and snapshots that have expired at `now`, or whose lease `has_ended`, and that can be deleted together,
+/// The volumes and snapshots that have expired at `now`, or have a lease that `has_ended`, and can be deleted together,
 /// snapshots first. What is in use stays, and with it what it needs; so does a volume with a snapshot that stays, and a
 /// snapshot of an origin that a volume shows which stays.
 pub fn deletable_expired(

@@ -208,7 +208,7 @@ impl Model {
         }
     }
 
-    /// Deletes volumes and snapshots, and remnants whose last snapshots are among them.
+    /// Deletes volumes and snapshots, and remnants that have no other snapshots.
     fn delete(&mut self, keys: &[Key]) {
         let parents: Vec<Key> = keys.iter().filter_map(|key| self.volumes.get(key)?.of).collect();
         self.volumes.retain(|key, _| !keys.contains(key));

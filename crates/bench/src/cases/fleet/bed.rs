@@ -150,7 +150,7 @@ pub fn drop_cache(path: &Path) -> Result<()> {
     Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }
 
-/// Makes `overlay` a qcow2 image over `base`, whose format is `format`.
+/// Makes `overlay` a qcow2 image over `base`, which has the format `format`.
 pub fn overlay(base: &Path, format: &str, overlay: &Path) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(base).arg(overlay);

@@ -94,7 +94,7 @@ pub fn has_some(directory: &Directory) -> bool {
     directory.extensions.count > 0
 }
 
-/// Returns the volumes and snapshots that have expired at `now`, or whose lease has ended.
+/// Returns the volumes and snapshots that have expired at `now`, or have a lease that has ended.
 pub fn expired(directory: &Directory, now: u64, has_ended: impl Fn(&Lease) -> bool) -> BTreeSet<VolumeId> {
     let all = &directory.extensions;
     let timed = all.expiring.range(..=(now, VolumeId(u64::MAX))).map(|&(_, id)| id);

@@ -119,7 +119,7 @@ fn make_expiring(run: &mut Run, op: &Op) -> Result<(), Violation> {
     }
 }
 
-/// Returns what is deleted now, with `open` in use: what has expired, and of volumes only those whose snapshots have.
+/// Returns what is deleted now, with `open` in use: what has expired, a volume only if all of its snapshots have.
 fn victims(run: &Run, open: Option<Key>) -> Vec<Key> {
     let model = &run.known.model;
     let due = |key: Key| {
