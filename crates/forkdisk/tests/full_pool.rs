@@ -284,3 +284,87 @@ fn an_open_origin_is_not_recorded_as_closed_by_a_detach_that_waited() {
         }
     }
 }
+
+/// What page 100 has after a write that waits for a full host and a later request on the same page.
+fn after_a_waiting_write<F>(when_full: WhenFull, change: impl FnOnce(Rc<Volume<Hosted>>) -> F) -> Option<u8>
+where
+    F: Future<Output = ()> + 'static,
+{
+    let tasks = Inline::default();
+    let options = OpenOptions::default().with_when_full(when_full);
+    let device = Hosted::new(64 * MIB, &tasks);
+    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [5; 16], 1).with_journal(MIB))).unwrap();
+    let pool = tasks.run(Pool::open(device.clone(), Rc::new(tasks.clone()), options)).unwrap();
+    tasks.run(pool.create_all(&["v", "old"], &CreateOptions::new(MIB, 1))).unwrap();
+    let volume = Rc::new(pool.volume("v").unwrap());
+    let at = 100 * PAGE as u64;
+    // There is freed space, for which a write waits.
+    let old = pool.volume("old").unwrap();
+    tasks.run(old.write(0, Buf::copy_of(&[3; PAGE]), true)).0.unwrap();
+    tasks.run(pool.checkpoint()).unwrap();
+    tasks.run(old.discard(0, PAGE as u64)).unwrap();
+    device.is_full.set(true);
+    let writer = volume.clone();
+    let write = tasks.start(async move { writer.write(at, Buf::copy_of(&[7; PAGE]), false).await.0 });
+    // The device has refused the write.
+    tasks.run(tasks.sleep(Duration::from_micros(150)));
+    let change = tasks.start(change(volume.clone()));
+    tasks.run(tasks.sleep(Duration::from_millis(300)));
+    device.is_full.set(false);
+    // Refused, or done before the change.
+    let _ = tasks.run(write);
+    tasks.run(change);
+    let (result, read) = tasks.run(volume.read(at, Buf::zeroed(PAGE)));
+    result.ok().map(|()| read[PAGE - 1])
+}
+
+#[test]
+fn a_write_that_waits_for_a_full_host_does_not_overwrite_later_requests() {
+    for when_full in [WhenFull::Error, WhenFull::Wait(Duration::from_secs(60))] {
+        let at = 100 * PAGE as u64;
+        let zeroes = async move |v: Rc<Volume<Hosted>>| v.write_zeroes(at, PAGE as u64, false).await.unwrap();
+        assert_eq!(after_a_waiting_write(when_full, zeroes), Some(0));
+        let holes = async move |v: Rc<Volume<Hosted>>| v.discard(at, PAGE as u64).await.unwrap();
+        assert_eq!(after_a_waiting_write(when_full, holes), Some(0));
+        let write = async move |v: Rc<Volume<Hosted>>| v.write(at, Buf::copy_of(&[9; PAGE]), false).await.0.unwrap();
+        assert_eq!(after_a_waiting_write(when_full, write), Some(9));
+        // Page 0 is a hole.
+        let clone = async move |v: Rc<Volume<Hosted>>| v.clone_range(&v, 0, at, PAGE as u64).await.unwrap();
+        assert_eq!(after_a_waiting_write(when_full, clone), Some(0));
+        let shorten = async move |v: Rc<Volume<Hosted>>| v.set_size(at).await.unwrap();
+        assert_eq!(after_a_waiting_write(when_full, shorten), None);
+        let empty = async move |v: Rc<Volume<Hosted>>| {
+            v.set_size(0).await.unwrap();
+            v.set_size(MIB).await.unwrap();
+        };
+        assert_eq!(after_a_waiting_write(when_full, empty), Some(0));
+    }
+}
+
+#[test]
+fn a_write_behind_a_shortening_is_refused_beyond_the_end() {
+    let tasks = Inline::default();
+    let device = Hosted::new(64 * MIB, &tasks);
+    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [5; 16], 1).with_journal(MIB))).unwrap();
+    let pool = tasks.run(Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default())).unwrap();
+    tasks.run(pool.create("v", &CreateOptions::new(MIB, 1))).unwrap();
+    let volume = Rc::new(pool.volume("v").unwrap());
+    let at = 100 * PAGE as u64;
+    let write = || {
+        let writer = volume.clone();
+        tasks.start(async move { writer.write(at, Buf::copy_of(&[7; PAGE]), false).await.0 })
+    };
+    for size in [at, 0] {
+        let before = write();
+        let shortened = volume.clone();
+        let shorten = tasks.start(async move { shortened.set_size(size).await });
+        let behind = write();
+        let (before, shorten, behind) = (tasks.run(before), tasks.run(shorten), tasks.run(behind));
+        assert!(before.is_ok() && shorten.is_ok(), "{before:?}, {shorten:?}");
+        assert!(behind.is_err(), "a write of page 100 of a volume with {size} bytes was acknowledged");
+        tasks.run(volume.set_size(MIB)).unwrap();
+        let (result, read) = tasks.run(volume.read(at, Buf::zeroed(PAGE)));
+        result.unwrap();
+        assert_eq!(read[0], 0);
+    }
+}

@@ -8,6 +8,9 @@
 //! need no space may pass it; those that need space stay behind it, and so does every write that overlaps it.
 //!
 //! A waiting write leaves a payload. An earlier writer may merge it and do the work of both in one request.
+//!
+//! Requests that replace contents without data (holes, shared ranges, rollbacks) enter the queue only if it has
+//! writes that they overlap.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -180,6 +183,11 @@ impl<P> WriteQueue<P> {
         self.queue.borrow().claims.iter().all(|c| turns.contains(&c.id) || !c.is_near(pages))
     }
 
+    /// Whether an entry overlaps `pages`.
+    pub fn overlaps(&self, pages: &Range<u64>) -> bool {
+        self.queue.borrow().claims.iter().any(|c| c.overlaps(pages))
+    }
+
     /// Enters the queue behind all other writes.
     pub fn enter(self: &Rc<Self>, pages: Range<u64>) -> QueuedWrite<P> {
         let mut queue = self.queue.borrow_mut();
@@ -221,6 +229,19 @@ impl<P> QueuedWrite<P> {
             Some(result) => Admitted::Merged(result, payload),
             None => Admitted::AfterWait(payload),
         }
+    }
+
+    /// Like [`admitted`](Self::admitted) for a request that needs no space and has no data to merge.
+    pub async fn admitted_alone(&self) {
+        poll_fn(|cx| {
+            if self.is_admitted() {
+                return Poll::Ready(());
+            }
+            self.watch(cx.waker());
+            Poll::Pending
+        })
+        .await;
+        self.stop_waiting();
     }
 
     /// Whether the entry is admitted. One that overlaps a write that yielded yields, too.

@@ -8,7 +8,6 @@ use crate::map::{Stop, lookup};
 use crate::planted::correct;
 use crate::space::Need;
 use crate::store::{EditError, no_space_error};
-use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
@@ -90,7 +89,7 @@ impl<D: Device> Volume<D> {
             return Ok(());
         }
         let held = correct!(first..end, Bug::DiscardIgnoresWriters => end..end);
-        let _lock = self.live.locks.lock(held, LockMode::Exclusive).await;
+        let _lock = self.lock_behind_writes(held).await;
         let mut at = first;
         let mut retried = false;
         while at < end {

@@ -17,6 +17,7 @@ mod status;
 mod write;
 mod write_policy;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use backing::Backing;
@@ -31,6 +32,7 @@ use crate::origin::{Origins, WriteIntent};
 use crate::planted::correct;
 use crate::store::last_used::note_used;
 use crate::store::{Hooks, Store, commit, deleted_error, publish};
+use crate::sync::{LockMode, RangeGuard};
 use crate::types::VolumeId;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use extents::Extent;
@@ -229,6 +231,18 @@ impl<D: Device> Volume<D> {
                 Err(Error::new(ErrorKind::Invalid, why))
             }
         }
+    }
+
+    /// Locks pages whose contents are replaced: after all writes of them that were accepted before, even if they wait
+    /// for space.
+    pub(super) async fn lock_behind_writes(&self, pages: Range<u64>) -> RangeGuard {
+        let locks = &self.live.locks;
+        if pages.is_empty() || !self.live.write_queue.overlaps(&pages) {
+            return locks.lock(pages, LockMode::Exclusive).await;
+        }
+        let queued = self.live.write_queue.enter(pages.clone());
+        queued.admitted_alone().await;
+        locks.lock(pages, LockMode::Exclusive).await
     }
 
     fn check_write(&self, offset: u64, len: u64) -> Result<()> {

@@ -7,7 +7,6 @@ use crate::map::shared_level;
 use crate::planted::correct;
 use crate::space::Need;
 use crate::store::{EditError, no_space_error};
-use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
@@ -67,7 +66,7 @@ impl<D: Device> Volume<D> {
             self.store.wait_below_dirty_limit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let max = self.step(source, f, t, pages - done);
-            let _alone = self.live.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
+            let _alone = self.lock_behind_writes(t.0..t.0 + max).await;
             // The volume may have been resized, and its map have another height.
             self.check_write(t.0 * PAGE_BYTES, (pages - done) * PAGE_BYTES)?;
             if self.step(source, f, t, pages - done) != max {

@@ -61,7 +61,7 @@ impl<D: Device> Volume<D> {
     /// Waits until no request of the volume is running. None begins while the guards live.
     pub(crate) async fn suspend(&self) -> Result<[RangeGuard; 2]> {
         let length = self.lock_length().await?;
-        let requests = self.live.locks.lock(0..LENGTH_LOCK_INDEX, LockMode::Exclusive).await;
+        let requests = self.lock_behind_writes(0..LENGTH_LOCK_INDEX).await;
         Ok([length, requests])
     }
 
@@ -105,7 +105,7 @@ impl<D: Device> Volume<D> {
         }
         // Writes beyond the new end finish before it changes.
         let _beyond = if size < now {
-            Some(self.live.locks.lock(pages_of(size)..LENGTH_LOCK_INDEX, LockMode::Exclusive).await)
+            Some(self.lock_behind_writes(pages_of(size)..LENGTH_LOCK_INDEX).await)
         } else {
             self.prepare_to_grow().await?;
             None
@@ -133,7 +133,7 @@ impl<D: Device> Volume<D> {
     }
 
     async fn replace(&self, source: VolumeId) -> Result<()> {
-        let alone = self.live.locks.lock(0..LENGTH_LOCK_INDEX, LockMode::Exclusive).await;
+        let alone = self.lock_behind_writes(0..LENGTH_LOCK_INDEX).await;
         self.store.wait_below_dirty_limit().await?;
         self.store.note(|meta| {
             let dead = VolumeId(meta.next_id);

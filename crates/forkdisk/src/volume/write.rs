@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, pages_of};
 use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Record, WritePolicy};
@@ -126,6 +126,11 @@ impl<D: Device> Volume<D> {
             let (result, back, moved) = self.write_once(write, buf, queued).await;
             buf = back;
             let Err(e) = result else { return (Ok(()), buf) };
+            // At once: later requests on these pages wait, whatever this one waits for.
+            let next = self.live.write_queue.enter(write.pages.clone());
+            if e.is_full_host() {
+                next.yield_for_space();
+            }
             let again = match moved && e.kind() == ErrorKind::NoSpace && !sealed {
                 true => {
                     sealed = true;
@@ -143,7 +148,10 @@ impl<D: Device> Volume<D> {
                 false => Ok(false),
             };
             match again {
-                Ok(true) => queued = self.live.write_queue.enter(write.pages.clone()),
+                Ok(true) => {
+                    next.rejoin();
+                    queued = next;
+                }
                 Ok(false) if e.is_full_host() => return (events::report_if_full(&self.store, self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
@@ -161,12 +169,18 @@ impl<D: Device> Volume<D> {
             Admitted::Merged(result, buf) => return (result, buf, true),
         };
         // An earlier write may have broken these pages for this volume.
-        if has_waited && let Some(place) = self.in_place(write.offset, buf.len(), &write.pages) {
+        if has_waited
+            && self.check_end(write, buf.len()).is_ok()
+            && let Some(place) = self.in_place(write.offset, buf.len(), &write.pages)
+        {
             return self.write_in_place(write, place, buf, queued).await;
         }
         // Plan: new pages for everything that cannot be overwritten.
         let (copying, held) = self.break_range(write.pages.clone());
         let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
+        if let Err(e) = self.check_end(write, buf.len()) {
+            return (Err(e), buf, false);
+        }
         let mut lock = correct!(Some(lock), Bug::LockReleasedEarly => crate::planted::released(lock));
         let mut work = PendingWrite::new(write, buf.len(), self.store.device.block_size(), copying, held);
         let guard = match self.plan(&queued, &mut work, &mut lock).await {
@@ -198,6 +212,14 @@ impl<D: Device> Volume<D> {
         drop((guard, lock));
         let moved = self.end_write(work, &result);
         (result, buf, moved)
+    }
+
+    /// Refuses pages beyond the end: the volume may have been shortened since the write was accepted.
+    fn check_end(&self, write: &WriteRequest, len: usize) -> Result<()> {
+        match write.pages.end <= pages_of(self.size()) {
+            true => Ok(()),
+            false => self.check_range(write.offset, len as u64),
+        }
     }
 
     /// Writes in place after a wait in the queue.
