@@ -3,6 +3,7 @@
 //! Everything that the pool writes, discards, clones or zeroes passes through here, so no part of the engine has to
 //! say which contents have changed: see [`SharedCache`].
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -19,18 +20,43 @@ use crate::planted::correct;
 pub struct CachedDevice<D> {
     inner: Rc<D>,
     cache: Option<Rc<SharedCache>>,
+    changes: Rc<Changes>,
+}
+
+/// Changes of the device, and those that a flush has made durable.
+#[derive(Default)]
+struct Changes {
+    begun: Cell<u64>,
+    in_flight: Cell<u64>,
+    /// Value of `begun` when the last flush began that covered all changes; `None`: there was none.
+    flushed: Cell<Option<u64>>,
+}
+
+impl Changes {
+    fn begin(&self) {
+        self.begun.set(self.begun.get() + 1);
+        self.in_flight.set(self.in_flight.get() + 1);
+    }
+
+    /// What a flush that begins now covers, if that is all.
+    fn covered(&self) -> Option<u64> {
+        let is_idle = correct!(self.in_flight.get() == 0, Bug::FlushCoversInFlight => true);
+        is_idle.then_some(self.begun.get())
+    }
 }
 
 impl<D: Device> CachedDevice<D> {
     /// Adds a cache of at most `bytes` bytes; 0: none.
     pub fn new(inner: D, bytes: u64) -> Rc<CachedDevice<D>> {
-        Rc::new(CachedDevice { inner: Rc::new(inner), cache: (bytes > 0).then(|| SharedCache::new(bytes)) })
+        let cache = (bytes > 0).then(|| SharedCache::new(bytes));
+        Rc::new(CachedDevice { inner: Rc::new(inner), cache, changes: Rc::default() })
     }
 
     /// The device without the cache: changes made through it leave the cache as it is. It is never freed.
     #[cfg(feature = "planted")]
     pub(crate) fn unseen(&self) -> &'static Rc<CachedDevice<D>> {
-        Box::leak(Box::new(Rc::new(CachedDevice { inner: self.inner.clone(), cache: None })))
+        let (inner, changes) = (self.inner.clone(), self.changes.clone());
+        Box::leak(Box::new(Rc::new(CachedDevice { inner, cache: None, changes })))
     }
 
     /// The device below.
@@ -43,8 +69,19 @@ impl<D: Device> CachedDevice<D> {
         self.cache.as_ref().map(|cache| cache.statistics()).unwrap_or_default()
     }
 
+    /// Whether everything that was ever written is durable.
+    pub fn is_flushed(&self) -> bool {
+        self.changes.flushed.get() == Some(self.changes.begun.get())
+    }
+
     fn begin_change(&self, ranges: impl Iterator<Item = (u64, u64)>) -> Option<ChangeGuard> {
         self.cache.as_ref().map(|cache| cache.begin_change(ranges))
+    }
+
+    /// The request, which has changed the device when it ends.
+    fn changing<F>(&self, request: F, change: Option<ChangeGuard>) -> Changing<F> {
+        self.changes.begin();
+        Changing { request, change, changes: self.changes.clone() }
     }
 
     /// Reads every segment into `buf`, of which the ranges `shared` (offset and length in `buf`, ascending) hold pages
@@ -127,7 +164,14 @@ impl<D: Device> Device for CachedDevice<D> {
     }
 
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.flush()
+        let (covered, changes, flush) = (self.changes.covered(), self.changes.clone(), self.inner.flush());
+        async move {
+            let flushed = flush.await;
+            if flushed.is_ok() && covered.is_some() {
+                changes.flushed.set(covered);
+            }
+            flushed
+        }
     }
 
     fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
@@ -135,7 +179,7 @@ impl<D: Device> Device for CachedDevice<D> {
     }
 
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
+        self.changing(self.inner.set_len(len), None)
     }
 
     fn can_clone(&self, source: &Self) -> bool {
@@ -144,12 +188,12 @@ impl<D: Device> Device for CachedDevice<D> {
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let change = self.begin_change(segments.iter().map(|s| (s.offset, s.len as u64)));
-        Changing { change, request: self.inner.write(buf, segments, fua) }
+        self.changing(self.inner.write(buf, segments, fua), change)
     }
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let change = self.begin_change([(offset, len)].into_iter());
-        Changing { change, request: self.inner.discard(offset, len) }
+        self.changing(self.inner.discard(offset, len), change)
     }
 
     fn clone_range(
@@ -160,12 +204,12 @@ impl<D: Device> Device for CachedDevice<D> {
         len: u64,
     ) -> impl Future<Output = io::Result<()>> + 'static {
         let change = correct!(self.begin_change([(to, len)].into_iter()), Bug::SharedCacheKeepsCloned => None);
-        Changing { change, request: self.inner.clone_range(&source.inner, from, to, len) }
+        self.changing(self.inner.clone_range(&source.inner, from, to, len), change)
     }
 
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let change = self.begin_change([(offset, len)].into_iter());
-        Changing { change, request: self.inner.zero_range(offset, len) }
+        self.changing(self.inner.zero_range(offset, len), change)
     }
 }
 
@@ -176,6 +220,7 @@ pin_project! {
         #[pin]
         request: F,
         change: Option<ChangeGuard>,
+        changes: Rc<Changes>,
     }
 }
 
@@ -185,10 +230,11 @@ impl<F: Future> Future for Changing<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         let polled = this.request.poll(cx);
-        if polled.is_ready()
-            && let Some(change) = this.change.take()
-        {
-            change.end();
+        if polled.is_ready() {
+            this.changes.in_flight.set(this.changes.in_flight.get() - 1);
+            if let Some(change) = this.change.take() {
+                change.end();
+            }
         }
         polled
     }

@@ -1,8 +1,8 @@
 //! Group commit: one device flush and one journal write for all waiting flushes; and when a commit begins by itself.
 //!
 //! Order: data durable → journal records written → durable → acknowledged. If the records carry checksums of
-//! the data (see `journal::data_checksums`), one flush makes both durable: after a crash in between recovery
-//! finds out what is missing. A commit covers what was published before it began; later requests wait for the
+//! the data (see `journal::data_checksums`), or if all data is durable already, one flush makes both durable: after a
+//! crash in between recovery finds out what is missing. A commit covers what was published before it began; later requests wait for the
 //! next one.
 //!
 //! A commit that begins by itself writes its records and leaves the last flush out. What it wrote counts as durable
@@ -296,7 +296,8 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
     let (has_records, next) = (!taken.groups.is_empty(), taken.next);
     let early = store.commits.early.take();
     if has_records {
-        if !correct!(taken.covers_data, Bug::UnaskedGroupBeforeData => taken.covers_data || !flushes) {
+        let is_ready = taken.covers_data || store.device.is_flushed();
+        if !correct!(is_ready, Bug::UnaskedGroupBeforeData => is_ready || !flushes) {
             flush_written(store).await?;
         }
         for groups in merge_groups(taken.groups) {

@@ -81,10 +81,9 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
     match meta.apply(record, &mut done) {
         Ok(()) => {
             update_live(store, meta, record);
-            match record {
-                // It says nothing of data in the pool.
-                Record::ZonesWritten { .. } => meta.journal.append_unordered(record),
-                _ => meta.journal.append(record),
+            match is_unordered(meta, record) {
+                true => meta.journal.append_unordered(record),
+                false => meta.journal.append(record),
             }
             Ok(())
         }
@@ -96,6 +95,29 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
         Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
         Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
     }
+}
+
+/// Whether a record may become durable before data that is not: it says nothing of that.
+fn is_unordered(meta: &Catalog, record: &Record) -> bool {
+    match record {
+        Record::ZonesWritten { .. } | Record::Create { .. } | Record::Delete { .. } | Record::SetExtension { .. } => {
+            true
+        }
+        Record::Clone { source, .. } | Record::Rollback { snapshot: source, .. } => {
+            correct!(is_durable(meta, *source), Bug::ForkBeforeData => true)
+        }
+        Record::Transaction { parts } => parts.iter().all(|part| is_unordered(meta, part)),
+        _ => false,
+    }
+}
+
+/// Whether this is a snapshot with all of its data in the pool: that was durable when it became visible.
+fn is_durable(meta: &Catalog, id: VolumeId) -> bool {
+    let is_origin = |id| meta.directory.get(id).is_none_or(|volume| volume.record.state == VolumeState::Origin);
+    meta.directory.get(id).is_some_and(|volume| {
+        let record = &volume.record;
+        record.state == VolumeState::Snapshot && record.base == NO_VOLUME && !is_origin(record.parent)
+    })
 }
 
 /// Applies the effect of a record to open volumes.

@@ -3,10 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{OpenOptions, Pool, Runtime as _, VolatileLog, VolatileMemory};
+use forkdisk::{CreateOptions, OpenOptions, Pool, Runtime as _, VolatileLog, VolatileMemory};
 
 use super::lab::{Disk, Lab, stamp};
 use forkdisk::testing::Inline;
+
+const MIB: u64 = 1 << 20;
 
 /// Writes a page, flushes, and returns where it went and how many device flushes that took.
 async fn write_and_flush(lab: &Lab, volume: &Disk, page: u64, number: u64) -> (u64, u64) {
@@ -51,6 +53,40 @@ fn what_changes_before_its_commit_or_is_not_all_data_is_flushed_first() {
         let before = lab.pool.statistics().flushes;
         lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
         assert_eq!(lab.pool.statistics().flushes - before, 2, "it shows what is durable");
+    });
+}
+
+#[test]
+fn a_verb_flushes_once_unless_it_says_something_of_data_that_is_not_durable() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 4).await;
+        write_and_flush(&lab, &volume, 7, 0).await;
+        write_and_flush(&lab, &volume, 7, 1).await;
+        let flushes = || lab.pool.statistics().flushes;
+        let before = flushes();
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        assert_eq!(flushes() - before, 1, "all data is durable");
+        write_and_flush(&lab, &volume, 7, 2).await;
+        write_and_flush(&lab, &volume, 7, 3).await;
+        // In place, and not flushed.
+        for (verb, expected) in
+            ["fork v@s", "create", "delete", "fork v", "rollback", "snapshot"].iter().zip([1, 1, 1, 2, 1, 2])
+        {
+            lab.write(&volume, 7, 1, 4).await.expect("it needs no space");
+            let before = flushes();
+            match *verb {
+                "fork v@s" => drop(lab.pool.clone_all("v@s", &["a", "b"], 0).await.expect("forks")),
+                "create" => drop(lab.pool.create("c", &CreateOptions::new(MIB, 0)).await.expect("a volume")),
+                "delete" => lab.pool.delete(&["c"]).await.expect("deleted"),
+                "fork v" => drop(lab.pool.clone_all("v", &["d"], 0).await.expect("a fork")),
+                "rollback" => lab.pool.rollback_to("a", "v@s").await.expect("rolled back"),
+                _ => drop(lab.pool.snapshot(&[("v", "t")], 0).await.expect("a snapshot")),
+            }
+            assert_eq!(flushes() - before, expected, "{verb}");
+            // The write above is in place again.
+            write_and_flush(&lab, &volume, 7, 5).await;
+            write_and_flush(&lab, &volume, 7, 6).await;
+        }
     });
 }
 

@@ -254,6 +254,7 @@ fn home(planted: Planted) -> Home {
         ForkOfSnapshotTakesVolume
         | FolderRollbackLeavesLast
         | RollbackKeepsSourceAlone
+        | ForkBeforeData
         | SwapInSteps
         | LiveRollbackNotDurable => Profile::Folders,
         ExtensionOutlivesVolume
