@@ -151,7 +151,7 @@ pub use pool::{Child, Expired, Pool};
 pub use runtime::{LocalFuture, Runtime};
 pub use store::{
     CopierInfo, DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, PoolInfo,
-    Recorded, Recovery, SUPERBLOCK_AT, VolumeCopying, WhenFull, recorded,
+    PoolSpace, Recorded, Recovery, SUPERBLOCK_AT, VolumeCopying, WhenFull, recorded,
 };
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, Mode, PAGE_SIZE, VolumeId, VolumeKind};
 pub use upkeep::{CheckReport, GatherReport, Repair, Replacement, Usage, replace_pages, set_heartbeat, set_uuid};

@@ -23,7 +23,7 @@ pub async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
     }
     loop {
         runtime.sleep_for(GIVE_BACK).await;
-        if pool.info().freeing > 0
+        if pool.space().freeing > 0
             && let Err(error) = pool.checkpoint().await
         {
             return tracing::error!(%error, "space cannot be given back");

@@ -5,7 +5,7 @@ use crate::catalog::directory::descent;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::VolumeState;
-use crate::store::{PoolInfo, is_low, mode, pool_info};
+use crate::store::{PoolInfo, PoolSpace, is_low, mode, pool_info, pool_space};
 use crate::types::{Mode, VolumeId};
 
 use super::Pool;
@@ -20,6 +20,11 @@ impl<D: Device> Pool<D> {
     /// be used, in the pool or the host file system.
     pub fn is_low(&self) -> bool {
         is_low(&self.store)
+    }
+
+    /// Space of the pool. Unlike [`info`](Self::info), which visits all volumes, it takes no time.
+    pub fn space(&self) -> PoolSpace {
+        pool_space(&self.store)
     }
 
     /// Properties of the pool.

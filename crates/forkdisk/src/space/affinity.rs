@@ -1,7 +1,7 @@
 //! Detection of streams, and reservations: a block for a stream, a chunk for a random writer. Hints only:
 //! under pressure any writer takes any free page.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -29,32 +29,62 @@ const STREAM_GAP_PAGES: u64 = 16;
 
 type Key = (VolumeId, u64);
 
-/// A bounded map that forgets the oldest entries.
+/// A bounded map that forgets the oldest entries, and those of a volume in a time that does not depend on the others.
 struct Bounded<V> {
-    map: FxHashMap<Key, V>,
-    order: VecDeque<Key>,
+    /// The values, each with the number of its entry in `order`.
+    map: FxHashMap<Key, (V, u64)>,
+    /// All keys, those of a volume side by side.
+    keys: BTreeSet<Key>,
+    /// Keys in the order of their insertion, with ascending numbers. An entry with another number than that of its
+    /// value is out of date.
+    order: VecDeque<(Key, u64)>,
+    next: u64,
     limit: usize,
 }
 
 impl<V: Copy> Bounded<V> {
     fn new(limit: usize) -> Bounded<V> {
-        Bounded { map: FxHashMap::default(), order: VecDeque::new(), limit }
+        let (map, keys, order) = Default::default();
+        Bounded { map, keys, order, next: 0, limit }
+    }
+
+    fn get(&self, key: &Key) -> Option<V> {
+        self.map.get(key).map(|&(value, _)| value)
     }
 
     fn insert(&mut self, key: Key, value: V) {
-        if self.map.insert(key, value).is_none() {
-            self.order.push_back(key);
+        if let Some((old, _)) = self.map.get_mut(&key) {
+            *old = value;
+            return;
         }
-        while self.order.len() > self.limit {
-            let oldest = self.order.pop_front().expect("longer than the limit");
-            self.map.remove(&oldest);
+        self.next += 1;
+        self.map.insert(key, (value, self.next));
+        self.keys.insert(key);
+        self.order.push_back((key, self.next));
+        while self.map.len() > self.limit {
+            self.remove_oldest();
+        }
+        // Mostly entries that are out of date.
+        if self.order.len() > 2 * self.limit {
+            let map = &self.map;
+            self.order.retain(|(key, number)| map.get(key).is_some_and(|(_, current)| current == number));
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "what is retained depends on each key alone, not on the order")]
+    fn remove_oldest(&mut self) {
+        let Some((key, number)) = self.order.pop_front() else { return };
+        if self.map.get(&key).is_some_and(|&(_, current)| current == number) {
+            self.map.remove(&key);
+            self.keys.remove(&key);
+        }
+    }
+
     fn forget(&mut self, volume: VolumeId) {
-        self.map.retain(|(v, _), _| *v != volume);
-        self.order.retain(|(v, _)| *v != volume);
+        let of_volume: Vec<Key> = self.keys.range((volume, 0)..=(volume, u64::MAX)).copied().collect();
+        for key in of_volume {
+            self.map.remove(&key);
+            self.keys.remove(&key);
+        }
     }
 }
 
@@ -175,7 +205,7 @@ impl Affinity {
 
     /// Returns the block reserved for a virtual block.
     pub fn owned(&self, volume: VolumeId, virtual_block: u64) -> Option<Block> {
-        self.owned.map.get(&(volume, virtual_block)).copied()
+        self.owned.get(&(volume, virtual_block))
     }
 
     /// Reserves a block for a virtual block, and closes it for chunks.
@@ -186,7 +216,7 @@ impl Affinity {
 
     /// Returns the pages reserved for a virtual chunk.
     pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<Chunk> {
-        self.chunks.map.get(&(volume, chunk)).copied()
+        self.chunks.get(&(volume, chunk))
     }
 
     /// Reserves pages for a virtual chunk.
@@ -236,5 +266,45 @@ impl Affinity {
         self.owned.forget(volume);
         self.chunks.forget(volume);
         self.writers.remove(&volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(bounded: &Bounded<u64>) -> Vec<(Key, u64)> {
+        bounded.keys.iter().map(|&key| (key, bounded.get(&key).expect("it has a value"))).collect()
+    }
+
+    #[test]
+    fn the_oldest_entries_go_first_and_a_volume_goes_as_a_whole() {
+        let (a, b) = (VolumeId(1), VolumeId(2));
+        let mut bounded = Bounded::new(4);
+        for n in 0..6 {
+            bounded.insert((if n % 2 == 0 { a } else { b }, n), n);
+        }
+        assert_eq!(values(&bounded), [((a, 2), 2), ((a, 4), 4), ((b, 3), 3), ((b, 5), 5)]);
+        bounded.forget(a);
+        // Again: younger than the others now.
+        bounded.insert((a, 2), 7);
+        bounded.insert((b, 3), 8);
+        bounded.insert((a, 8), 8);
+        assert_eq!(values(&bounded), [((a, 2), 7), ((a, 8), 8), ((b, 3), 8), ((b, 5), 5)]);
+        bounded.insert((a, 9), 9);
+        assert_eq!(values(&bounded), [((a, 2), 7), ((a, 8), 8), ((a, 9), 9), ((b, 5), 5)]);
+    }
+
+    #[test]
+    fn entries_that_come_and_go_take_bounded_memory() {
+        let mut bounded = Bounded::new(16);
+        for n in 0..10_000 {
+            bounded.insert((VolumeId(n), n), n);
+            if n >= 8 {
+                bounded.forget(VolumeId(n - 8));
+            }
+            assert!(bounded.order.len() <= 33 && bounded.map.len() == bounded.keys.len());
+        }
+        assert_eq!(bounded.map.len(), 8);
     }
 }

@@ -130,14 +130,34 @@ pub fn is_low<D: Device>(store: &Store<D>) -> bool {
     free < store.options.low_water.bytes(meta.size())
 }
 
+/// Space of a pool, known without a walk over its volumes. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolSpace {
+    /// Length.
+    pub size: u64,
+    /// That new writes can use, as in [`PoolInfo`].
+    pub free: u64,
+    /// That the next checkpoint makes free.
+    pub freeing: u64,
+    /// Number of volumes, snapshots and folders, deleted ones included whose space is not free yet.
+    pub entries: u64,
+}
+
+/// Space of the pool.
+pub fn pool_space<D: Device>(store: &Store<D>) -> PoolSpace {
+    let meta = store.meta.borrow();
+    let page = PAGE_SIZE as u64;
+    let (free, freeing) = (writable_pages(&meta) * page, meta.space.pending() * page);
+    PoolSpace { size: meta.size(), free, freeing, entries: meta.directory.iter().len() as u64 }
+}
+
 /// Properties of the pool.
 pub fn pool_info<D: Device>(store: &Store<D>) -> PoolInfo {
     let (meta, superblock) = (store.meta.borrow(), store.superblock.borrow());
     let page = PAGE_SIZE as u64;
     let layout = meta.space.layout();
-    let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
-    let volumes = || meta.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Volume);
-    let sum = |of: fn(&VolumeRecord) -> u64| volumes().map(of).sum::<u64>();
+    let Sums { volumes, origins, snapshots, kept, referenced, seams } = sums(&meta);
     let (unused, freeing) = (meta.space.free() * page, meta.space.pending() * page);
     PoolInfo {
         uuid: superblock.uuid,
@@ -151,12 +171,12 @@ pub fn pool_info<D: Device>(store: &Store<D>) -> PoolInfo {
         low_water: store.options.low_water.bytes(meta.size()),
         low: is_low(store),
         metadata: layout.reserved_pages() * page + meta.journal.length(),
-        volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
-        origins: seen(VolumeState::Origin),
-        snapshots: seen(VolumeState::Snapshot),
-        kept: kept_pages(&meta) * page,
-        referenced: sum(|record| record.referenced) * page,
-        scattered: sum(|record| record.seams) * page,
+        volumes: volumes + origins,
+        origins,
+        snapshots,
+        kept: kept * page,
+        referenced: referenced * page,
+        scattered: seams * page,
         dirty: meta.dirty_bytes() as u64,
         journal_size: meta.journal.length(),
         journal_used: meta.journal.used(),
@@ -172,12 +192,44 @@ fn writable_pages(catalog: &Catalog) -> u64 {
     left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
 }
 
-/// Exceptions of all origins, in pages.
-fn kept_pages(catalog: &Catalog) -> u64 {
-    let of_origin =
-        |r: &&VolumeRecord| catalog.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
-    let snapshots = catalog.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
-    snapshots.filter(of_origin).map(|r| r.cursor).sum()
+/// Numbers of volumes and pages, over all volumes.
+#[derive(Default)]
+struct Sums {
+    volumes: u64,
+    origins: u64,
+    snapshots: u64,
+    /// Exceptions of all origins, in pages.
+    kept: u64,
+    referenced: u64,
+    seams: u64,
+}
+
+fn sums(catalog: &Catalog) -> Sums {
+    let mut sums = Sums::default();
+    for volume in catalog.directory.iter() {
+        let (record, is_visible) = (&volume.record, u64::from(!volume.pending));
+        match record.state {
+            VolumeState::Volume => {
+                sums.volumes += is_visible;
+                sums.referenced += record.referenced;
+                sums.seams += record.seams;
+            }
+            VolumeState::Origin => sums.origins += is_visible,
+            VolumeState::Snapshot => {
+                sums.snapshots += is_visible;
+                // Of other snapshots the cursor is 0.
+                if record.cursor > 0 && is_of_origin(catalog, record) {
+                    sums.kept += record.cursor;
+                }
+            }
+            _ => {}
+        }
+    }
+    sums
+}
+
+fn is_of_origin(catalog: &Catalog, record: &VolumeRecord) -> bool {
+    catalog.directory.get(record.parent).is_some_and(|volume| volume.record.origin_record.is_some())
 }
 
 /// What the pool accepts at the moment.

@@ -45,7 +45,8 @@ pub use events::PoolEvent;
 pub use heartbeat::HostIdentity;
 pub use host_enospc::HostShortage;
 pub use info::{
-    CopierInfo, PoolInfo, Recorded, SUPERBLOCK_AT, VolumeCopying, is_low, mode, pool_info, recorded, volume_copying,
+    CopierInfo, PoolInfo, PoolSpace, Recorded, SUPERBLOCK_AT, VolumeCopying, is_low, mode, pool_info, pool_space,
+    recorded, volume_copying,
 };
 pub use load::{EditError, REPAIR_HINT, Retry, changed_error, damaged_table_error, deleted_error, no_space_error};
 pub use open::{FormatOptions, OpenedPool, format, read_superblock};

@@ -258,7 +258,7 @@ impl Directory {
     }
 
     /// Iterates over all volumes, by number.
-    pub fn iter(&self) -> impl Iterator<Item = &CatalogEntry> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &CatalogEntry> {
         self.volumes.values().map(|volume| &**volume)
     }
 

@@ -200,12 +200,11 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) fn stat_fs(&self) -> Reply {
-        let info = self.pool.info();
+        let space = self.pool.space();
         let block = 4096;
-        let free = info.free / u64::from(block);
-        let used = info.volumes + info.snapshots;
+        let free = space.free / u64::from(block);
         // A file needs at most one page of the directory.
-        let (blocks, files) = (info.size / u64::from(block), used + free);
+        let (blocks, files) = (space.size / u64::from(block), space.entries + free);
         Reply::StatFs(StatFs { blocks, free, files, free_files: free, block, name: 255 })
     }
 
@@ -243,7 +242,7 @@ impl<D: Device> Volumes<D> {
             return Err(Failed(libc::EROFS));
         }
         let missing = (end - offset).saturating_sub(info.referenced);
-        if missing > self.pool.info().free.saturating_sub(BLOCK_SIZE) { Err(Failed(libc::ENOSPC)) } else { Ok(()) }
+        if missing > self.pool.space().free.saturating_sub(BLOCK_SIZE) { Err(Failed(libc::ENOSPC)) } else { Ok(()) }
     }
 
     /// Creates the folder's own record if it has none. That also keeps a folder when its last
