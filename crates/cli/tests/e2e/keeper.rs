@@ -38,7 +38,12 @@ fn keepers(lab: &Lab) -> usize {
     lines.filter(|line| line.contains(" keeper ") && line.contains(&uuid)).count()
 }
 
-/// Creates, writes, reads, renames and removes files in `dir` until `ends` is set; returns the number of rounds.
+/// Exchanges two names.
+fn exchange(a: &Path, b: &Path) -> rustix::io::Result<()> {
+    rustix::fs::renameat_with(rustix::fs::CWD, a, rustix::fs::CWD, b, rustix::fs::RenameFlags::EXCHANGE)
+}
+
+/// Creates, writes, reads, exchanges, renames and removes files in `dir` until `ends` is set; returns the number of rounds.
 fn work(dir: &Path, n: u64, ends: &AtomicBool) -> u64 {
     let (file, other, folder) = (dir.join(format!("f{n}")), dir.join(format!("g{n}")), dir.join(format!("d{n}")));
     let mut round = 0;
@@ -50,7 +55,12 @@ fn work(dir: &Path, n: u64, ends: &AtomicBool) -> u64 {
         if round % 3 == 0 {
             opened.sync_all().unwrap();
         }
-        fs::rename(&file, &other).unwrap_or_else(|e| panic!("{n}, round {round}: renaming: {e}"));
+        let (mark, beside) = (format!("{n}, round {round}"), dir.join(format!("h{n}")));
+        fs::write(&beside, &mark).unwrap();
+        exchange(&file, &beside).unwrap_or_else(|e| panic!("{mark}: exchanging: {e}"));
+        assert!(fs::read(&beside).unwrap() == data && fs::read(&file).unwrap() == mark.as_bytes(), "{mark}");
+        fs::rename(&beside, &other).unwrap_or_else(|e| panic!("{mark}: renaming: {e}"));
+        fs::remove_file(&file).unwrap_or_else(|e| panic!("{mark}: removing: {e}"));
         assert!(fs::read(&other).unwrap() == data, "{n}, round {round}");
         fs::create_dir(&folder).unwrap_or_else(|e| panic!("{n}, round {round}: a folder: {e}"));
         fs::rename(&other, folder.join("x")).unwrap();

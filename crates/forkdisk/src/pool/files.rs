@@ -238,6 +238,18 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
+    /// The number of a volume, or of a folder that has attributes.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn number_of(&self, name: &str) -> Result<VolumeId> {
+        let directory = &self.store.meta.borrow().directory;
+        match directory.folder(name) {
+            Some(record) => Ok(record.id),
+            None => Ok(directory.find(name)?.record.id),
+        }
+    }
+
     /// Renames a folder and everything in it. The new name must be free, and not within the folder.
     ///
     /// # Errors

@@ -216,6 +216,17 @@ impl<D: Device> Pool<D> {
         correct!(self.store.verb(record).await, Bug::SwapInSteps => swap_in_steps(self, a, b).await)
     }
 
+    /// Like [`swap`](Self::swap), on a mount: visible at once, durable with the next flush.
+    ///
+    /// # Errors
+    /// Those of [`swap`](Self::swap).
+    pub fn swap_files(&self, a: &str, b: &str) -> Result<()> {
+        self.store.note(|meta| {
+            check_exchange(meta, a, b)?;
+            Ok((Record::Exchange { a: a.to_string(), b: b.to_string() }, ()))
+        })
+    }
+
     /// Names of the volumes in a folder that [`rollback_folder`](Self::rollback_folder) would roll back.
     ///
     /// # Errors

@@ -184,7 +184,9 @@ fn renaming_refuses_what_no_file_system_does() {
             ((ROOT, "a"), (ROOT, "d"), 0, libc::EISDIR),
             ((ROOT, "d"), (ROOT, "a"), 0, libc::ENOTDIR),
             ((ROOT, "a"), (ROOT, "b"), libc::RENAME_NOREPLACE, libc::EEXIST),
-            ((ROOT, "a"), (ROOT, "b"), libc::RENAME_EXCHANGE, libc::EINVAL),
+            ((ROOT, "a"), (ROOT, "b"), libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE, libc::EINVAL),
+            ((ROOT, "a"), (ROOT, "none"), libc::RENAME_EXCHANGE, libc::ENOENT),
+            ((ROOT, "d"), (folder, "e"), libc::RENAME_EXCHANGE, libc::EINVAL),
             ((ROOT, "none"), (ROOT, "b"), 0, libc::ENOENT),
             ((ROOT, "d"), (folder, "x"), 0, libc::EINVAL),
             ((ROOT, "a"), (ROOT, "no%good"), 0, libc::EINVAL),
@@ -318,5 +320,75 @@ fn another_process_continues_with_the_record_of_a_killed_one() {
         );
         assert!(next.find(folder, "b").await.is_some(), "the folder has its number, under its new name");
         assert!(next.find(folder, "a").await.is_none());
+    });
+}
+
+fn exchange(name: &str, new_name: &str) -> Operation {
+    Operation::Rename { name: name.into(), folder: ROOT, new_name: new_name.into(), flags: libc::RENAME_EXCHANGE }
+}
+
+#[test]
+fn two_names_are_exchanged_with_what_is_below_them() {
+    with_pool(async |rt, device| {
+        let mount = Mount::open(&rt, &device).await;
+        let folder = mount.make_folder(ROOT, "d").await;
+        let (inner, _) = mount.create(folder, "x").await;
+        let (file, handle) = mount.create(ROOT, "a").await;
+        mount.write(handle, 0, b"one").await;
+        mount.pool.snapshot(&[("a", "s")], 1).await.unwrap();
+        mount.done(ROOT, exchange("a", "a")).await;
+        mount.done(ROOT, exchange("a", "d")).await;
+        let there = async |folder: u64, name: &str| mount.find(folder, name).await.map(|entry| entry.node);
+        assert_eq!((there(ROOT, "a").await, there(ROOT, "d").await), (Some(folder), Some(file.node)));
+        assert_eq!(there(folder, "x").await, Some(inner.node));
+        assert_eq!(mount.read(handle, 0, 3).await, b"one", "the open file is the same");
+        let snapshots = mount.pool.children_of_snapshot("", "s");
+        assert_eq!(snapshots.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"], "as it was");
+        mount.done(0, Operation::SyncFolder).await;
+        let again = Mount::open(&rt, &device).await;
+        let names = again.pool.children("").into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names, ["a", "d"]);
+        assert!(again.pool.find("a/x").is_ok() && again.pool.find("d").is_ok());
+    });
+}
+
+/// The kernel requests an exchange again after a kill: before it took place, before that was recorded, and after.
+#[test]
+fn a_resent_exchange_takes_place_once() {
+    with_pool(async |rt, device| {
+        for (is_done, is_recorded) in [(false, false), (true, false), (true, true)] {
+            let mount = Mount::open(&rt, &device).await;
+            let (one, two) = (mount.make_folder(ROOT, "one").await, mount.make_folder(ROOT, "two").await);
+            mount.create(one, "first").await;
+            let first = mount.pool.number_of("one").unwrap().0;
+            let mut passed = serde_json::to_value(mount.volumes.pass_on()).unwrap();
+            passed["swaps"] = serde_json::json!([{ "request": 9, "first": first, "has_ended": is_recorded }]);
+            if is_done {
+                mount.pool.swap_files("one", "two").unwrap();
+            }
+            if is_recorded {
+                mount.done(ROOT, exchange("one", "two")).await;
+                passed["nodes"] = serde_json::to_value(mount.volumes.pass_on()).unwrap()["nodes"].take();
+                mount.pool.swap_files("one", "two").unwrap();
+            }
+            let passed = serde_json::from_value(passed).unwrap();
+            let options = VolumesOptions::new("/nowhere", 1, 2);
+            let volumes = Volumes::resume(mount.pool.clone(), options, &passed).unwrap();
+            let header = Header { unique: 9 | 1 << 63, node: ROOT, uid: 0, gid: 0, pid: 0, resent: true };
+            let next = Mount { volumes, pool: mount.pool.clone() };
+            for _ in 0..2 {
+                let reply = next.volumes.clone().handle(header, exchange("one", "two")).await;
+                assert!(matches!(reply, Reply::Done), "{is_done} {is_recorded}: {reply:?}");
+                assert!(next.pool.find("two/first").is_ok(), "{is_done} {is_recorded}");
+                let found = next.find(ROOT, "two").await.unwrap().node;
+                assert_eq!(found, one, "{is_done} {is_recorded}: the number goes along");
+            }
+            next.pool.swap_files("one", "two").unwrap();
+            for name in ["one/first"] {
+                next.pool.remove_file(name).unwrap();
+            }
+            ["one", "two"].into_iter().for_each(|name| next.pool.remove_folder(name).unwrap());
+            let _ = two;
+        }
     });
 }

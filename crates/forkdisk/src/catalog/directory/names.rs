@@ -173,13 +173,18 @@ pub fn check_renamed(directory: &Directory, from: &str, to: &str) -> Result<()> 
     })
 }
 
-/// Exchanges the names of what has the name `a`, or is in that folder, and of what has the name `b`; those of their
-/// remnants, too.
+/// Exchanges the names of what has the name `a`, or is in that folder, and of what has the name `b`. The remnants of
+/// what was in a folder go along; those of earlier files with the name of a volume stay.
 pub fn exchange(directory: &mut Directory, a: &str, b: &str) {
     let within = |from: &str, to: &str| -> Vec<(VolumeId, String)> {
         entries_within(directory, from).map(|(name, id)| (id, format!("{to}{}", &name[from.len()..]))).collect()
     };
-    let all = |from: &str, to: &str| [within(from, to), within(&remnants_of(from), &remnants_of(to))].concat();
+    let is_volume =
+        |name: &str| directory.names.contains_key(&(NO_VOLUME, name.into())) && directory.folder(name).is_none();
+    let all = |from: &str, to: &str| match is_volume(from) {
+        true => within(from, to),
+        false => [within(from, to), within(&remnants_of(from), &remnants_of(to))].concat(),
+    };
     let (to_b, to_a) = (all(a, b), all(b, a));
     // No name may be taken while the other one still has it.
     for (id, name) in &to_b {

@@ -25,6 +25,7 @@ mod resent;
 mod seek;
 mod shared;
 mod snapshots;
+mod swap;
 mod xattr;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -129,6 +130,7 @@ pub struct Volumes<D: Device> {
     /// Where what the kernel holds is recorded.
     record: OnceCell<MountRecord>,
     exchanges: exchange::Exchanges,
+    swaps: RefCell<swap::Swaps>,
 }
 
 /// Called when a volume was changed through the file system, with offset and length of the change
@@ -201,6 +203,7 @@ impl<D: Device> Volumes<D> {
             in_use,
             root_changed,
             record: OnceCell::new(),
+            swaps: RefCell::default(),
             exchanges: Default::default(),
         })
     }
@@ -267,7 +270,7 @@ impl<D: Device> Volumes<D> {
             Operation::Unlink { name } => self.unlink(node, &name),
             Operation::RemoveFolder { name } => self.remove_folder(node, &name),
             Operation::Rename { name, folder, new_name, flags } => {
-                self.rename((node, &name), (folder, &new_name), flags).await
+                self.rename(header.request(), (node, &name), (folder, &new_name), flags).await
             }
             Operation::Open { flags } => self.open(&header, flags),
             Operation::Create { name, mode, .. } => self.create(&header, &name, mode),

@@ -9,6 +9,7 @@ use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Entry, Header, Kind, Reply};
 
 const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
+pub(super) const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
 
 impl<D: Device> Volumes<D> {
     /// Returns the node of `name` in a folder, and for how long the kernel may cache it.
@@ -142,7 +143,10 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Done)
     }
 
-    pub(super) async fn rename(&self, from: (u64, &str), to: (u64, &str), flags: u32) -> Outcome {
+    pub(super) async fn rename(&self, request: u64, from: (u64, &str), to: (u64, &str), flags: u32) -> Outcome {
+        if flags == EXCHANGE {
+            return self.exchange_names(request, from, to);
+        }
         if flags & !NO_REPLACE != 0 {
             return Err(Failed(libc::EINVAL));
         }
@@ -191,7 +195,7 @@ impl<D: Device> Volumes<D> {
 
     /// Keeps the snapshots of a file that is to lose its name. An origin is refused later, and without space the file
     /// stays as it is.
-    fn keep_snapshots(&self, path: &str) -> Outcome<()> {
+    pub(super) fn keep_snapshots(&self, path: &str) -> Outcome<()> {
         match self.pool.keep_snapshots(path, now().seconds as u64) {
             Err(error) if !matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NoSpace) => Err(error.into()),
             _ => Ok(()),

@@ -140,18 +140,26 @@ impl Nodes {
         }
     }
 
+    /// Exchanges everything at and below `a` with everything at and below `b`.
+    pub fn exchanged(&mut self, a: &str, b: &str) {
+        self.moved(|node| moved(node, a, b).or_else(|| moved(node, b, a)));
+    }
+
     /// Moves everything at and below `from` to `to`.
     pub fn renamed(&mut self, from: &str, to: &str) {
-        let moved: Vec<(u64, Node)> = self
-            .known
-            .iter()
-            .filter(|(_, known)| !known.gone)
-            .filter_map(|(&number, known)| Some((number, moved(&known.node, from, to)?)))
-            .collect();
+        self.moved(|node| moved(node, from, to));
+    }
+
+    /// Gives nodes their new places.
+    fn moved(&mut self, place: impl Fn(&Node) -> Option<Node>) {
+        let known = self.known.iter().filter(|(_, known)| !known.gone);
+        let moved: Vec<(u64, Node)> =
+            known.filter_map(|(&number, known)| Some((number, place(&known.node)?))).collect();
+        for (number, _) in &moved {
+            self.numbers.remove(&self.known[number].node);
+        }
         for (number, node) in moved {
-            let known = self.known.get_mut(&number).expect("listed above");
-            self.numbers.remove(&known.node);
-            known.node = node.clone();
+            self.known.get_mut(&number).expect("listed above").node = node.clone();
             self.numbers.insert(node, number);
         }
     }
@@ -239,6 +247,17 @@ mod tests {
         assert_eq!(now, moved);
         assert_eq!(nodes.remember(folder("x/y/b")), numbers[1]);
         assert_ne!(nodes.remember(folder("a")), numbers[0]);
+    }
+
+    #[test]
+    fn an_exchange_moves_what_is_below_either_name() {
+        let mut nodes = Nodes::default();
+        let all = [folder("a"), folder("a/x"), folder("b/c"), folder("b/c/x"), folder("b")];
+        let numbers: Vec<u64> = all.iter().map(|n| nodes.remember(n.clone())).collect();
+        nodes.exchanged("a", "b/c");
+        let now: Vec<Node> = numbers.iter().map(|&n| nodes.get(n).unwrap()).collect();
+        assert_eq!(now, [folder("b/c"), folder("b/c/x"), folder("a"), folder("a/x"), folder("b")]);
+        assert_eq!((nodes.number(&folder("a")), nodes.number(&folder("b/c"))), (numbers[2], numbers[0]));
     }
 
     #[test]

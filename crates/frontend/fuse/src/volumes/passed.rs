@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::folders::Opened;
 use super::nodes::{Nodes, PassedNode};
 use super::record::MountRecord;
+use super::swap::{PassedSwap, Swaps};
 use super::{Open, Volumes, VolumesOptions};
 use crate::codec::{Kind, Time};
 
@@ -21,6 +22,9 @@ pub struct PassedMount {
     pub(super) last_node: u64,
     pub(super) files: Vec<PassedFile>,
     pub(super) folders: Vec<PassedFolder>,
+    /// Exchanges of names that the kernel may request again.
+    #[serde(default)]
+    pub(super) swaps: Vec<PassedSwap>,
     /// Last change of the root, in seconds since 1970 and nanoseconds.
     pub(super) root_changed: (i64, u32),
 }
@@ -67,6 +71,7 @@ impl<D: Device> Volumes<D> {
             last_node,
             files: self.files.borrow().iter().map(file).collect(),
             folders: self.folders.borrow().iter().map(folder).collect(),
+            swaps: self.swaps.borrow().pass_on(),
             root_changed: (seconds, nanos),
         }
     }
@@ -95,6 +100,7 @@ impl<D: Device> Volumes<D> {
         };
         *volumes.folders.borrow_mut() = passed.folders.iter().map(folder).collect();
         *volumes.nodes.borrow_mut() = Nodes::resume(&passed.nodes, passed.last_node);
+        *volumes.swaps.borrow_mut() = Swaps::resume(&passed.swaps);
         let (seconds, nanos) = passed.root_changed;
         volumes.root_changed.set(Time { seconds, nanos });
         Ok(volumes)

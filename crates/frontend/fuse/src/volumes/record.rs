@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::nodes::{Node, Nodes};
 use super::passed::{PassedFile, PassedFolder, PassedMount};
+use super::swap::Swaps;
 
 /// Length from which the current file is replaced, unless the state itself is longer.
 const REPLACE_BYTES: u64 = 1 << 20;
@@ -40,6 +41,10 @@ pub enum Change {
     Removed(Node),
     /// Everything at and below the first path is at the second one.
     Renamed(String, String),
+    /// Two names are about to be exchanged: request, number of what has the first one.
+    SwapBegun(u64, u64),
+    /// Everything at and below one path is at the other one: request, both paths.
+    Swapped(u64, String, String),
 }
 
 /// The whole state, as the first line of a file.
@@ -145,7 +150,7 @@ fn replay(text: &[u8]) -> io::Result<Option<(u64, PassedMount)>> {
     let mut lines = text[..whole].split_inclusive(|&byte| byte == b'\n');
     let Some(first) = lines.next() else { return Ok(None) };
     let Whole { generation, mut state } = serde_json::from_slice::<Whole<PassedMount>>(first)?;
-    let mut nodes = Nodes::resume(&state.nodes, state.last_node);
+    let (mut nodes, mut swaps) = (Nodes::resume(&state.nodes, state.last_node), Swaps::resume(&state.swaps));
     for line in lines {
         match serde_json::from_slice(line)? {
             Change::Opened(file) => state.files.push(file),
@@ -156,9 +161,15 @@ fn replay(text: &[u8]) -> io::Result<Option<(u64, PassedMount)>> {
             Change::Forgotten(all) => all.iter().for_each(|&(number, n)| nodes.forget(number, n)),
             Change::Removed(node) => nodes.removed(&node),
             Change::Renamed(from, to) => nodes.renamed(&from, &to),
+            Change::SwapBegun(request, first) => swaps.begin(request, first),
+            Change::Swapped(request, a, b) => {
+                nodes.exchanged(&a, &b);
+                swaps.end(request);
+            }
         }
     }
     (state.nodes, state.last_node) = nodes.pass_on();
+    state.swaps = swaps.pass_on();
     Ok(Some((generation, state)))
 }
 
@@ -174,7 +185,14 @@ mod tests {
 
     fn empty() -> PassedMount {
         let (nodes, last_node) = Nodes::default().pass_on();
-        PassedMount { nodes, last_node, files: Vec::new(), folders: Vec::new(), root_changed: (0, 0) }
+        PassedMount {
+            nodes,
+            last_node,
+            files: Vec::new(),
+            folders: Vec::new(),
+            swaps: Vec::new(),
+            root_changed: (0, 0),
+        }
     }
 
     fn left_by(record: &MountRecord) -> (MountRecord, PassedMount) {

@@ -6,6 +6,7 @@
 
 use forkdisk::{Child, Device};
 
+use super::names::EXCHANGE;
 use super::nodes::{Node, join};
 use super::{Outcome, Volumes};
 use crate::codec::{Header, Operation, Reply};
@@ -64,6 +65,9 @@ impl<D: Device> Volumes<D> {
             }
             Operation::Unlink { name } | Operation::RemoveFolder { name } if !is_there(folder, name) => {
                 Some(Reply::Done)
+            }
+            Operation::Rename { name, folder: to, new_name, flags: EXCHANGE } => {
+                self.has_swapped(header.request(), (folder, name), (*to, new_name))?.then_some(Reply::Done)
             }
             Operation::Rename { name, folder: to, new_name, .. }
                 if !is_there(folder, name) && is_there(*to, new_name) =>

@@ -229,7 +229,9 @@ fn swap(run: &mut Run, op: &Op) -> Result<(), Violation> {
             Some(name) => (REMNANTS, name),
             None => ("", full.as_str()),
         };
-        let new = [(&a, &b), (&b, &a)].into_iter().find(|(from, _)| is_in(name, from));
+        // What is kept of earlier files stays where a volume has their name.
+        let stays = |from: &String| !place.is_empty() && volumes.iter().any(|&key| run.known.model.name(key) == *from);
+        let new = [(&a, &b), (&b, &a)].into_iter().find(|(from, _)| is_in(name, from) && !stays(from));
         new.map(|(from, to)| (key, format!("{place}{to}{}", &name[from.len()..])))
     };
     let new: Vec<(Key, String)> = volumes.iter().filter_map(|&key| renamed(key)).collect();
