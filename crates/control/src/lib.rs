@@ -53,7 +53,7 @@ pub use origins::{attach_origins, detach_origins};
 pub use perform::{gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Forked, Gathering, Piece,
-    PieceMap, Place, Status, Upgraded, Usage, VolumeRecord,
+    PieceMap, Place, Status, Switched, Upgraded, Usage, VolumeRecord,
 };
 pub use schema::schema;
 pub use server::{Server, ServerHandle};

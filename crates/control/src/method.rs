@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::declared::{Declaration, Declared};
 use crate::reply::{
-    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Forked, Gathering, PieceMap, Status, Upgraded,
-    Usage, VolumeRecord,
+    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Forked, Gathering, PieceMap, Status, Switched,
+    Upgraded, Usage, VolumeRecord,
 };
 
 pub mod params;
@@ -68,6 +68,7 @@ macro_rules! each_method {
             "attach" Attach => Device, host::attach;
             "detach" Detach => Done, host::detach;
             "vhost-user" VhostUser => Done, host::vhost_user;
+            "switch" Switch => Switched, host::switch;
             "upgrade" Upgrade => Upgraded, host::upgrade;
             "stop" Stop => Done, host::stop;
         }

@@ -192,6 +192,19 @@ pub struct Device {
     pub device: String,
 }
 
+/// A door that shows another volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switched {
+    /// The export, socket or device.
+    pub door: String,
+    /// The volume or snapshot that it has shown.
+    pub from: String,
+    /// That which it shows now.
+    pub to: String,
+    /// Number of clients that have it open.
+    pub clients: usize,
+}
+
 /// Reply of a verb that returns no data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}

@@ -14,7 +14,7 @@ use forkdisk_uring::{Rt, UringDevice};
 use crate::connections::Connections;
 use crate::failure::Failure;
 use crate::method::params;
-use crate::reply::{Place, Status};
+use crate::reply::{Place, Status, Switched};
 
 /// The daemon that serves the pool's volumes, as verbs see it. [`NoHost`] if there is none.
 pub trait Host {
@@ -73,6 +73,11 @@ pub trait Host {
 
     /// Serves a volume or snapshot as a vhost-user-blk disk on a socket of its own, or removes that socket.
     fn vhost_user(&self, _disk: params::VhostUser) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
+    /// Points a door at another volume or snapshot, under its clients.
+    fn switch(&self, _switch: params::Switch) -> LocalFuture<Result<Switched, Failure>> {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 

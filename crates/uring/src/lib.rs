@@ -48,6 +48,7 @@ mod shared_memory;
 mod signal;
 mod sys;
 mod timer;
+mod turnstile;
 mod ublk;
 mod watch;
 
@@ -70,5 +71,6 @@ pub use shared_memory::SharedMemory;
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};
+pub use turnstile::{Closed, Pass, Turnstile};
 pub use ublk::{UblkDevice, UblkOperation, UblkRequest, ublk_forget, ublk_is_left, ublk_missing, ublk_resize};
 pub use watch::Watched;

@@ -42,6 +42,19 @@ $F attach --list $P > /run/list; grep -q "^$D *nbd *$P/live$" /run/list || { ech
 t umount umount $M; t fsck e2fsck -f -n $D; t detach $F detach $D
 on live@x; t "mount of a frozen snapshot" mount -o ro $D $M; [ "$(cat $M/closed)" = kept ] && [ ! -e $M/late ] || { echo "FAILED frozen snapshot"; halt -f; }
 t umount umount $M; t detach $F detach $D
+t create $F create $P/s0 $P/s1 --size 16M
+for n in 0 1; do
+    dd if=/dev/urandom of=/run/s$n bs=1M count=16 status=none; on s$n; t fill dd if=/run/s$n of=$D bs=1M oflag=direct,dsync status=none
+    [ $n = 1 ] || t detach $F detach $D
+done
+for round in 1 2 3 4 5 6 7 8; do
+    n=$((round % 2 ? 0 : 1)); dd if=$D of=/dev/null bs=1M status=none
+    t "switch $round" $F switch $D --to $P/s$n; t "contents of s$n" cmp $D /run/s$n
+done
+t "switch back" $F switch $P/s1 --to $P/s0; t "contents of s0" cmp $D /run/s0
+t mkfs mkfs.ext4 -q -F $D; t mount mount $D $M; no "switch of what is mounted" $F switch $D --to $P/s1
+grep -q "mounted or in use" /run/out || { echo "FAILED message: $(cat /run/out)"; halt -f; }
+t umount umount $M; t "switch back" $F switch $D --to $P/s1; t "contents of s1" cmp $D /run/s1; t detach $F detach $D
 t create $F create $P/disk --size 64M; on disk
 { head -c 450 /dev/zero; printf '\203\0\0\0\0\010\0\0\0\300\001\0'; head -c 48 /dev/zero; printf '\125\252'; } | dd of=$D conv=fsync status=none
 t "read the partitions" blockdev --rereadpt $D

@@ -129,6 +129,13 @@ pub fn is_of(dir: &Path, pool: &Path, object: &str) -> bool {
     dir.join("pid").exists() && backend.trim_end_matches('\n') == format!("{MARK}{}/{object}", pool.display())
 }
 
+/// Returns the export of `pool` that a device is connected to. Makes no system call on a file system.
+pub fn export_of(device: &Path, pool: &Path) -> Option<String> {
+    let backend = fs::read_to_string(Path::new("/sys/block").join(device.file_name()?).join("backend")).ok()?;
+    let name = backend.trim_end_matches('\n').strip_prefix(&format!("{MARK}{}/", pool.display()))?;
+    Some(name.to_string())
+}
+
 /// Splits an address: the pool is the shortest leading part that is not a folder.
 fn split(address: &str) -> Option<(PathBuf, String)> {
     let ends = address.char_indices().filter(|&(at, c)| c == '/' && at > 0).map(|(at, _)| at);

@@ -23,6 +23,7 @@ use serde::Serialize;
 
 pub use attach_lock::{alone, alone_at_once};
 pub use by_loop::private_mount;
+pub use by_nbd::export_of;
 pub use by_ublk::{LeftBehind, RECORDS, clean_up, left_behind};
 pub use links::{device_behind, is_inside, links_of, refresh};
 

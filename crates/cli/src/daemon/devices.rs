@@ -16,6 +16,7 @@ use forkdisk_nbd::Export;
 use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_forget, ublk_missing};
 
 use super::exports::{Served, ServedExport};
+use super::outlets::{By, Outlet, replace};
 use crate::attach::{self, LeftBehind, RECORDS};
 
 /// Interval at which ending devices are counted; the next constant is the limit of the wait.
@@ -39,8 +40,9 @@ struct Inner {
 
 #[derive(Clone)]
 struct Attached {
-    object: String,
+    object: Rc<RefCell<String>>,
     device: Rc<UblkDevice>,
+    read_only: bool,
     /// The open volume or snapshot; `None` while the pool is passed to another process.
     export: Rc<RefCell<Option<Rc<ServedExport>>>>,
 }
@@ -51,6 +53,11 @@ impl Devices {
         let path = path.canonicalize().unwrap_or(path);
         let (exports, all, requests) = (RefCell::new(Some(Rc::new(exports))), RefCell::default(), Cell::default());
         Devices(Rc::new(Inner { runtime, path, exports, all, requests }))
+    }
+
+    /// Returns the path of the pool.
+    pub fn pool_path(&self) -> &Path {
+        &self.0.path
     }
 
     /// Returns the number of devices.
@@ -73,7 +80,7 @@ impl Devices {
     /// Continues with the pool that was opened again.
     pub fn resume(&self, exports: Served) -> Result<(), Failure> {
         for attached in &*self.0.all.borrow() {
-            let export = forkdisk_nbd::Exports::open(&exports, &attached.object)?;
+            let export = exports.open_named(&attached.object.borrow(), By::Device)?;
             *attached.export.borrow_mut() = Some(Rc::new(export));
         }
         *self.0.exports.borrow_mut() = Some(Rc::new(exports));
@@ -105,7 +112,7 @@ impl Devices {
         if let Some(why) = ublk_missing() {
             return Err(Failure::new(ErrorKind::Unsupported, why));
         }
-        let export = Rc::new(forkdisk_nbd::Exports::open(&*exports, &attach.object)?);
+        let export = Rc::new(exports.open_named(&attach.object, By::Device)?);
         let size = export.size();
         if size < SECTOR {
             let text = format!("it has {size} bytes, and a block device has at least one sector of {SECTOR}");
@@ -115,7 +122,7 @@ impl Devices {
         let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
         let device = UblkDevice::add(&inner.runtime, size, read_only).await.map_err(|e| failed("a new device", e))?;
         let device = Rc::new(device);
-        self.serve(&device, &export, &attach.object);
+        self.serve(&device, &export, (&attach.object, read_only));
         let shown = device.path().display().to_string();
         let begun = match note(&inner.path, &attach.object, &device.path()) {
             Ok(()) => device.start().await.map_err(|e| failed("starting the device", e)),
@@ -135,10 +142,11 @@ impl Devices {
     }
 
     /// Starts a task for each slot of a device.
-    fn serve(&self, device: &Rc<UblkDevice>, export: &Rc<ServedExport>, object: &str) {
+    fn serve(&self, device: &Rc<UblkDevice>, export: &Rc<ServedExport>, (object, read_only): (&str, bool)) {
         let inner = &self.0;
         let export = Rc::new(RefCell::new(Some(export.clone())));
-        let attached = Attached { object: object.to_string(), device: device.clone(), export };
+        let object = Rc::new(RefCell::new(object.to_string()));
+        let attached = Attached { object, device: device.clone(), read_only, export };
         let serving: Vec<_> = device
             .places()
             .map(|place| inner.runtime.spawn(self.clone().serve_place(attached.clone(), place)))
@@ -176,10 +184,10 @@ impl Devices {
     async fn recover(&self, left: &LeftBehind) -> Result<(), Failure> {
         let inner = &self.0;
         let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
-        let export = Rc::new(forkdisk_nbd::Exports::open(&*self.exports()?, &left.object)?);
+        let export = Rc::new(self.exports()?.open_named(&left.object, By::Device)?);
         let device = UblkDevice::recover(&inner.runtime, left.number).await.map_err(|e| failed("taking it over", e))?;
         let device = Rc::new(device);
-        self.serve(&device, &export, &left.object);
+        self.serve(&device, &export, (&left.object, export.disk().read_only));
         note(&inner.path, &left.object, &left.device).map_err(|e| Failure::file(RECORDS, e))?;
         device.resume().await.map_err(|e| failed("continuing", e))
     }
@@ -197,11 +205,12 @@ impl Devices {
                 inner.runtime.sleep_for(LOOK).await;
             };
             inner.requests.set(inner.requests.get() + 1);
+            let pass = export.outlet.turnstile.pass().await;
             let result = match carry_out(&exports.pool, device, &export, &request).await {
                 Ok(count) => count,
                 Err(errno) => -errno,
             };
-            drop((exports, export));
+            drop((exports, export, pass));
             inner.requests.set(inner.requests.get() - 1);
             next = device.answer(request, result).await;
         }
@@ -258,16 +267,35 @@ impl Devices {
     /// device may lie on any mount of the pool.
     pub fn of(&self, name: &str, mounts: &[String]) -> Vec<String> {
         let all = self.0.all.borrow();
-        let own = all.iter().filter(|attached| attached.object == name).map(|attached| attached.device.path());
+        let own =
+            all.iter().filter(|attached| *attached.object.borrow() == name).map(|attached| attached.device.path());
         let mounts = mounts.iter().map(|dir| Some(Path::new(dir))).chain([None]);
         let others = mounts.flat_map(|mount| attach::devices_of(&self.0.path, mount, name));
         let found: BTreeSet<String> = own.chain(others).map(|path| path.display().to_string()).collect();
         found.into_iter().collect()
     }
 
+    /// Returns what a device shows, and whether it cannot be written; `None` if it is no device of this daemon.
+    pub fn outlet(&self, device: &str) -> Option<(Rc<Outlet>, bool)> {
+        let all = self.0.all.borrow();
+        let found = all.iter().find(|attached| attached.device.path() == Path::new(device))?;
+        let export = found.export.borrow().clone()?;
+        Some((export.outlet.clone(), found.read_only))
+    }
+
+    /// Notes that a device shows another volume or snapshot from now on, also after a kill of this process.
+    pub fn note_switched(&self, device: &str, object: &str) -> std::io::Result<()> {
+        let all = self.0.all.borrow();
+        let path = Path::new(device);
+        let found = all.iter().find(|attached| attached.device.path() == path).ok_or(std::io::ErrorKind::NotFound)?;
+        replace(&record_of(path), &record(&self.0.path, object))?;
+        *found.object.borrow_mut() = object.to_string();
+        Ok(())
+    }
+
     /// Returns whether the volume or snapshot `name` is attached by ublk.
     pub fn has(&self, name: &str) -> bool {
-        self.0.all.borrow().iter().any(|attached| attached.object == name)
+        self.0.all.borrow().iter().any(|attached| *attached.object.borrow() == name)
     }
 
     /// Removes all devices.
@@ -289,7 +317,11 @@ fn record_of(device: &Path) -> PathBuf {
 
 fn note(pool: &Path, object: &str, device: &Path) -> std::io::Result<()> {
     fs::create_dir_all(RECORDS)?;
-    fs::write(record_of(device), format!("{}\n{}\n{object}\n", std::process::id(), pool.display()))
+    fs::write(record_of(device), record(pool, object))
+}
+
+fn record(pool: &Path, object: &str) -> Vec<u8> {
+    format!("{}\n{}\n{object}\n", std::process::id(), pool.display()).into_bytes()
 }
 
 async fn carry_out(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, LocalFuture, Mode, Pool};
 use forkdisk_control::{
-    ClientRecord, Event, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, params,
+    ClientRecord, Event, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, Switched, params,
 };
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ServerHandle, nbd_uri};
@@ -19,11 +19,13 @@ use forkdisk_vhost_user::ServerHandle as VhostHandle;
 use super::descriptors;
 use super::devices::Devices;
 use super::exchange::LiveExchange;
-use super::exports::ExportLocks;
+use super::exports::Served;
 use super::hand_over::Successor;
 use super::mounts::Mounts;
+use super::outlets::Door;
 use super::process::stays;
 use super::socket_dir::SocketDir;
+use super::switch::Switch;
 use super::vhost_sockets::VhostSockets;
 
 /// Interval at which clients that are being disconnected are counted.
@@ -54,7 +56,7 @@ struct Client {
 impl Clients {
     fn all(&self) -> Vec<Client> {
         let by_nbd = self.data.clients().into_iter();
-        let by_nbd = by_nbd.map(|client| Client { shown: shown("an NBD client", client.peer), export: client.export });
+        let by_nbd = by_nbd.map(|client| Client { shown: shown("an NBD client", client.peer), export: client.shows });
         let by_vhost = self.disks.clients().into_iter();
         let by_vhost =
             by_vhost.map(|client| Client { shown: shown("a virtual machine", client.peer), export: client.disk });
@@ -77,7 +79,7 @@ pub struct Daemon {
     pub runtime: Rt,
     pub pool: Pool<UringDevice>,
     pub clients: Clients,
-    pub export_locks: ExportLocks,
+    pub exports: Served,
     pub mounts: Mounts,
     pub devices: Devices,
     pub vhost_sockets: VhostSockets,
@@ -126,13 +128,16 @@ impl Host for Daemon {
     }
 
     fn place(&self, name: &str) -> Place {
-        let uri = self.identity.socket.as_ref().map(|socket| nbd_uri(Path::new(socket), name));
+        // An export that was switched is no way to the volume of its name.
+        let is_switched = self.exports.outlets.switched(&Door::Export(name.to_string())).is_some();
+        let socket = self.identity.socket.as_ref().filter(|_| !is_switched);
+        let uri = socket.map(|socket| nbd_uri(Path::new(socket), name));
         let file = |dir: String| if dir.ends_with('/') { format!("{dir}{name}") } else { format!("{dir}/{name}") };
         Place { uri, paths: self.mounts.dirs().into_iter().map(file).collect() }
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
-        let lock = self.export_locks.close(name);
+        let lock = self.exports.export_locks.close(name);
         let (clients, runtime, name) = (self.clients.clone(), self.runtime.clone(), name.to_string());
         Box::pin(async move {
             while clients.disconnect(&name) > 0 {
@@ -176,6 +181,13 @@ impl Host for Daemon {
     fn vhost_user(&self, disk: params::VhostUser) -> LocalFuture<Result<(), Failure>> {
         let sockets = self.vhost_sockets.clone();
         Box::pin(async move { sockets.apply(disk).await })
+    }
+
+    fn switch(&self, switch: params::Switch) -> LocalFuture<Result<Switched, Failure>> {
+        let (runtime, exports, devices) = (self.runtime.clone(), self.exports.clone(), self.devices.clone());
+        let (disks, socket_dirs) = (self.clients.disks.clone(), self.socket_dirs.clone());
+        let vhost_sockets = self.vhost_sockets.clone();
+        Box::pin(Switch { runtime, exports, devices, disks, socket_dirs, vhost_sockets }.perform(switch))
     }
 
     fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {

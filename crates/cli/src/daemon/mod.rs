@@ -19,6 +19,7 @@ mod io_error_log;
 pub mod keeper;
 mod mounts;
 mod notify;
+mod outlets;
 mod pid_file;
 mod process;
 pub mod reserves;
@@ -27,6 +28,7 @@ mod service;
 mod socket_dir;
 mod sockets;
 pub mod space;
+mod switch;
 mod vhost_disks;
 mod vhost_sockets;
 

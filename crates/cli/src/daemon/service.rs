@@ -23,19 +23,19 @@ use super::detach;
 use super::devices::Devices;
 use super::doors::Doors;
 use super::earlier::Earlier;
-use super::exports::{ExportLocks, Served};
+use super::exports::Served;
 use super::hand_over::State;
 use super::host::{Clients, Daemon, End};
-use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
 use super::notify::Notifier;
+use super::outlets::Door;
 use super::pid_file::PidFile;
 use super::process::{Continued, Ending, Kept, Process};
 use super::run::{Ready, Settings};
-use super::socket_dir::{Contents, Listen, SocketDir};
+use super::socket_dir::{self, Contents, Listen, SocketDir};
 use super::sockets::Sockets;
 use super::space;
-use super::vhost_sockets::VhostSockets;
+use super::vhost_sockets::{VhostSockets, name_of};
 use crate::network::Listeners;
 use crate::patterns::Patterns;
 use crate::progress::Progress;
@@ -98,19 +98,16 @@ impl Process<'_> {
         let state = state.map(|state| Earlier::begin(runtime, state));
         let sockets = Sockets::open(runtime, pool, settings, activation::take(runtime, handed)?)?;
         let listeners = settings.network.open(runtime)?;
-        let export_locks = ExportLocks::default();
         let mounts = Mounts::new(runtime, pool, (keeper, settings.keeper_limit), settings.fuse_uring);
-        let io_errors = IoErrorLog::default();
-        let (uuid, locks) = (pool.info().uuid, export_locks.clone());
-        let exports = Served { pool: pool.clone(), uuid, export_locks: locks, mounts: mounts.clone(), io_errors };
+        let exports = Served::new(path, pool, &mounts);
         let devices = self.devices(&exports, continued).await;
         let data = Server::new(runtime, exports.clone(), settings.data.clone());
         let disks = VhostServer::new(runtime, exports.clone(), settings.vhost_options());
         let clients = Clients { data: data.handle(), disks: disks.handle() };
         let (used, attached) = (clients.clone(), devices.clone());
         mounts.guard(Some(Box::new(move |name| used.has(name) || attached.has(name))));
-        let socket_dirs = open_dirs(runtime, pool, contents_of(settings, &data, &disks), self.room).await?;
-        let vhost_sockets = VhostSockets::new(runtime, pool, &disks);
+        let socket_dirs = open_dirs(runtime, pool, contents_of(settings, &exports, (&data, &disks)), self.room).await?;
+        let vhost_sockets = VhostSockets::new(runtime, &exports, &disks);
         let wanted = state.as_ref().map_or(settings.disk.as_slice(), |earlier| earlier.disks());
         for disk in wanted {
             vhost_sockets.apply(disk.clone()).await?;
@@ -120,7 +117,7 @@ impl Process<'_> {
             runtime: runtime.clone(),
             pool: pool.clone(),
             clients: clients.clone(),
-            export_locks,
+            exports: exports.clone(),
             mounts: mounts.clone(),
             devices: devices.clone(),
             vhost_sockets: vhost_sockets.clone(),
@@ -270,7 +267,11 @@ impl Settings {
 }
 
 /// Returns the folders of sockets that the settings want.
-fn contents_of(settings: &Settings, data: &Server<Served>, disks: &VhostServer<Served>) -> Vec<Contents> {
+fn contents_of(
+    settings: &Settings,
+    Served { pool, outlets, .. }: &Served,
+    (data, disks): (&Server<Served>, &VhostServer<Served>),
+) -> Vec<Contents> {
     let access = settings.volume_sockets.clone();
     let by_nbd = settings.socket_dir.as_ref().map(|dir| {
         let data = data.clone();
@@ -278,15 +279,22 @@ fn contents_of(settings: &Settings, data: &Server<Served>, disks: &VhostServer<S
             let (data, only) = (data.clone(), Security::Only(name.into()));
             Box::pin(async move { data.listen(listener, only).await })
         });
-        Contents { dir: dir.clone(), access: access.clone(), volumes: Patterns::all(), listen }
+        Contents { dir: dir.clone(), access: access.clone(), volumes: Patterns::all(), offers_exports: true, listen }
     });
     let by_vhost_user = settings.vhost_user.as_ref().map(|vhost_user| {
-        let disks = disks.clone();
+        let (disks, outlets, pool, dir) = (disks.clone(), outlets.clone(), pool.clone(), vhost_user.dir.clone());
         let listen: Listen = Box::new(move |listener, name| {
-            let (disks, name) = (disks.clone(), name.to_string());
-            Box::pin(async move { disks.listen(listener, &name).await })
+            let (disks, outlets, pool, name) = (disks.clone(), outlets.clone(), pool.clone(), name.to_string());
+            let place = dir.join(socket_dir::file_name(&name)).display().to_string();
+            let door = Door::Socket(place.clone());
+            let shown = move || match outlets.switched(&door) {
+                Some(id) => name_of(&pool, id).unwrap_or_default(),
+                None => name.clone(),
+            };
+            Box::pin(async move { disks.listen_at(listener, &place, shown).await })
         });
-        Contents { dir: vhost_user.dir.clone(), access: access.clone(), volumes: vhost_user.volumes.clone(), listen }
+        let (dir, volumes) = (vhost_user.dir.clone(), vhost_user.volumes.clone());
+        Contents { dir, access: access.clone(), volumes, offers_exports: false, listen }
     });
     by_nbd.into_iter().chain(by_vhost_user).collect()
 }

@@ -40,6 +40,8 @@ pub struct Contents {
     pub access: VolumeSockets,
     /// Volumes that have a socket.
     pub volumes: Patterns,
+    /// Its sockets offer NBD exports, and not disks of virtual machines.
+    pub offers_exports: bool,
     /// The server behind the sockets.
     pub listen: Listen,
 }
@@ -75,6 +77,17 @@ impl SocketDir {
         sockets.follow().await;
         sockets.0.remove_stale();
         Ok(sockets)
+    }
+
+    /// Returns the volume whose socket has this path.
+    pub fn volume_at(&self, path: &Path) -> Option<String> {
+        let file = path.strip_prefix(&self.0.contents.dir).ok()?.to_str()?;
+        self.0.sockets.borrow().keys().find(|name| file_name(name) == file).cloned()
+    }
+
+    /// Returns whether its sockets offer NBD exports, and not disks of virtual machines.
+    pub fn offers_exports(&self) -> bool {
+        self.0.contents.offers_exports
     }
 
     /// Follows changes of names; never returns.

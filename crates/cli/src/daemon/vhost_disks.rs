@@ -1,18 +1,25 @@
 //! The pool's volumes as disks of the vhost-user server.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{Buf, Operation, Pool, Result, WriteFlags};
-use forkdisk_nbd::{Export, Exports};
+use forkdisk_nbd::Export;
+use forkdisk_uring::Turnstile;
 use forkdisk_vhost_user::{Disk, DiskInfo, Disks};
 
 use super::exports::{Served, ServedExport};
+use super::outlets::By;
 
 impl Disks for Served {
     type Disk = ServedExport;
 
     fn open(&self, name: &str) -> Result<ServedExport> {
-        Exports::open(self, name)
+        self.open_at(name, "")
+    }
+
+    fn open_at(&self, name: &str, socket: &str) -> Result<ServedExport> {
+        self.open_named(name, By::Socket(socket.to_string()))
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -22,8 +29,13 @@ impl Disks for Served {
 
 impl Disk for ServedExport {
     fn info(&self) -> DiskInfo {
-        let (info, serial) = (Export::info(self), self.serial());
-        DiskInfo { name: info.name, size: info.size, read_only: info.read_only, serial }
+        let disk = self.disk();
+        let info = disk.export.info();
+        DiskInfo { name: info.name, size: info.size, read_only: info.read_only, serial: disk.serial }
+    }
+
+    fn turnstile(&self) -> Option<&Rc<Turnstile>> {
+        Export::turnstile(self)
     }
 
     fn size(&self) -> u64 {
@@ -31,7 +43,7 @@ impl Disk for ServedExport {
     }
 
     fn read_only(&self) -> bool {
-        self.is_read_only()
+        self.disk().read_only
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {

@@ -11,6 +11,7 @@ use forkdisk_uring::{JoinHandle, Rt, SocketAccess, UnixListener, UringDevice};
 use forkdisk_vhost_user::Server;
 
 use super::exports::Served;
+use super::outlets::{Door, Outlets};
 use crate::volume_sockets;
 
 /// All such sockets. Clones share their state.
@@ -21,6 +22,7 @@ struct Inner {
     runtime: Rt,
     pool: Pool<UringDevice>,
     server: Server<Served>,
+    outlets: Outlets,
     sockets: RefCell<BTreeMap<PathBuf, Socket>>,
 }
 
@@ -32,9 +34,15 @@ struct Socket {
 }
 
 impl VhostSockets {
-    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>, server: &Server<Served>) -> VhostSockets {
-        let (runtime, pool, server) = (runtime.clone(), pool.clone(), server.clone());
-        VhostSockets(Rc::new(Inner { runtime, pool, server, sockets: RefCell::default() }))
+    pub fn new(runtime: &Rt, exports: &Served, server: &Server<Served>) -> VhostSockets {
+        let (runtime, pool, server) = (runtime.clone(), exports.pool.clone(), server.clone());
+        let outlets = exports.outlets.clone();
+        VhostSockets(Rc::new(Inner { runtime, pool, server, outlets, sockets: RefCell::default() }))
+    }
+
+    /// Returns the volume or snapshot that a socket was made for; `None` if there is no such socket.
+    pub fn made_for(&self, path: &Path) -> Option<VolumeId> {
+        self.0.sockets.borrow().get(path).map(|socket| socket.id)
     }
 
     /// Makes or removes a socket.
@@ -55,10 +63,11 @@ impl VhostSockets {
         let usual = if disk.group.is_some() { 0o660 } else { SocketAccess::OWNER.mode };
         let access = SocketAccess { mode: mode.unwrap_or(usual), group: disk.group };
         let listener = UnixListener::bind_for(&inner.runtime, path, access)?;
-        let (server, pool) = (inner.server.clone(), inner.pool.clone());
+        let (server, pool, outlets) = (inner.server.clone(), inner.pool.clone(), inner.outlets.clone());
+        let (place, door) = (disk.socket.clone(), Door::Socket(disk.socket.clone()));
         // The disk keeps its socket when it is renamed.
-        let name = move || name_of(&pool, id).unwrap_or_default();
-        let listening = inner.runtime.spawn(async move { server.listen_for(listener, name).await });
+        let name = move || name_of(&pool, outlets.switched(&door).unwrap_or(id)).unwrap_or_default();
+        let listening = inner.runtime.spawn(async move { server.listen_at(listener, &place, name).await });
         inner.sockets.borrow_mut().insert(path.to_path_buf(), Socket { id, disk: disk.clone(), listening });
         tracing::info!(socket = %path.display(), object = %disk.object, "a disk of virtual machines");
         Ok(())
@@ -76,6 +85,8 @@ impl VhostSockets {
             let text = format!("{shown} is the socket of {}", name.unwrap_or_default());
             return Err(Failure::new(ErrorKind::Invalid, text));
         }
+        let forgotten = self.0.outlets.record(&Door::Socket(path.display().to_string()), None);
+        forgotten.map_err(|error| Failure::file("forgetting what the socket was switched to", error))?;
         let removed = self.0.sockets.borrow_mut().remove(path);
         if let Some(socket) = removed {
             socket.listening.cancel().await;
@@ -104,6 +115,6 @@ impl VhostSockets {
 }
 
 /// Returns the current name of a volume or snapshot; `None` if it was deleted.
-fn name_of(pool: &Pool<UringDevice>, id: VolumeId) -> Option<String> {
-    pool.list().into_iter().find(|info| info.id == id).map(|info| info.name)
+pub fn name_of(pool: &Pool<UringDevice>, id: VolumeId) -> Option<String> {
+    pool.volume_by_id(id).ok().map(|volume| volume.name())
 }

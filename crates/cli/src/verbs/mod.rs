@@ -41,6 +41,7 @@ pub mod snapshot;
 pub mod stats;
 pub mod stop;
 pub mod swap;
+pub mod switch;
 pub mod top;
 pub mod umount;
 pub mod upgrade;

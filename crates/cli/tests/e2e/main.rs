@@ -72,6 +72,7 @@ mod serving;
 mod sockets;
 mod stomper;
 mod stopping;
+mod switch;
 mod thin_device;
 mod tls;
 mod under_load;

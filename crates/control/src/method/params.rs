@@ -538,6 +538,15 @@ parameters! {
         #[serde(default)]
         remove: bool,
     }
+    /// Points a door at another volume or snapshot, under its clients: requests in flight end with the old one, later
+    /// ones go to the new one, and what was flushed or acknowledged before is durable.
+    Switch {
+        /// The name of an export, the path of a socket of one volume, or the path of a device that `attach` made.
+        door: String,
+        /// The volume or snapshot that it shows from now on. While it has clients: of the same size, and one that can
+        /// be written if they can write.
+        to: String,
+    }
     /// Replaces the program of the daemon by another version of it, which continues all connections, mounts and
     /// devices. Answered by the new program. Fails with `busy` while another verb is under way. After any failure
     /// the daemon goes on as before.

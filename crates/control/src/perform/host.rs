@@ -3,7 +3,7 @@
 use crate::call::Call;
 use crate::failure::Failure;
 use crate::method::params;
-use crate::reply::{Device, Done, Status, Upgraded};
+use crate::reply::{Device, Done, Status, Switched, Upgraded};
 use crate::session::Session;
 
 pub async fn status(session: &Session, _: params::Status, _: &Call) -> Result<Status, Failure> {
@@ -27,6 +27,10 @@ pub async fn detach(session: &Session, p: params::Detach, _: &Call) -> Result<Do
 pub async fn vhost_user(session: &Session, p: params::VhostUser, _: &Call) -> Result<Done, Failure> {
     session.host().vhost_user(p).await?;
     Ok(Done::default())
+}
+
+pub async fn switch(session: &Session, p: params::Switch, _: &Call) -> Result<Switched, Failure> {
+    session.host().switch(p).await
 }
 
 /// Returns when the new program is about to take over; it sends the answer.

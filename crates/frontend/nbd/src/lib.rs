@@ -16,6 +16,7 @@ mod uri;
 
 pub use codec::ExportInfo;
 pub use server::{
-    ClientInfo, Export, Exports, PassedClient, Security, Server, ServerHandle, ServerOptions, ServerStatistics,
+    ClientInfo, Export, Exports, PassedClient, PoolContext, PoolExport, Security, Server, ServerHandle, ServerOptions,
+    ServerStatistics,
 };
 pub use uri::nbd_uri;

@@ -1,9 +1,11 @@
 //! Interface to the disks that the server serves.
 
 use std::future::Future;
+use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{Buf, Operation, Result, WriteFlags};
+use forkdisk_uring::Turnstile;
 
 /// Bytes of the serial number that a guest can read.
 pub const SERIAL_BYTES: usize = 20;
@@ -18,6 +20,14 @@ pub trait Disks: Clone + 'static {
     /// # Errors
     /// `NotFound` if there is no such disk, otherwise why it cannot be opened.
     fn open(&self, name: &str) -> Result<Self::Disk>;
+
+    /// As [`open`](Self::open), for a front end that came by the socket with this path.
+    ///
+    /// # Errors
+    /// As those of `open`.
+    fn open_at(&self, name: &str, _socket: &str) -> Result<Self::Disk> {
+        self.open(name)
+    }
 
     /// Allocates a buffer of `len` bytes that suits the disks; its contents are unspecified.
     fn buffer(&self, len: usize) -> Buf;
@@ -41,6 +51,11 @@ pub struct DiskInfo {
 pub trait Disk: 'static {
     /// Returns the properties as they are now.
     fn info(&self) -> DiskInfo;
+
+    /// Returns the turnstile that requests pass, if the disk can be exchanged under its front end.
+    fn turnstile(&self) -> Option<&Rc<Turnstile>> {
+        None
+    }
 
     /// Returns the current length in bytes.
     fn size(&self) -> u64;

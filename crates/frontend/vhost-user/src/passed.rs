@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct PassedSession<F = OwnedFd> {
     /// Current name of the disk.
     pub disk: String,
+    /// Path of the socket by which the front end came; absent if an earlier version passes it.
+    #[serde(default)]
+    pub place: String,
     /// The connection.
     pub socket: F,
     /// Size of a block in bytes, as the guest has read it.
@@ -87,6 +90,7 @@ impl<F> PassedSession<F> {
     pub fn map<G>(self, convert: &mut impl FnMut(F) -> G) -> PassedSession<G> {
         PassedSession {
             disk: self.disk,
+            place: self.place,
             socket: convert(self.socket),
             block_size: self.block_size,
             features: self.features,

@@ -49,8 +49,8 @@ struct Sessions {
 struct Entry {
     /// Returns the current name of its disk.
     name: Box<dyn Fn() -> String>,
-    /// Serial number of its disk.
-    serial: [u8; SERIAL_BYTES],
+    /// Returns the serial number of its disk.
+    serial: Box<dyn Fn() -> [u8; SERIAL_BYTES]>,
     peer: Option<PeerCred>,
     control: Rc<Control>,
 }
@@ -104,6 +104,12 @@ impl ServerHandle {
         let all = self.sessions.all.borrow().clone();
         let theirs = all.iter().filter(|entry| (entry.name)() == disk);
         theirs.inspect(|entry| entry.control.close()).count()
+    }
+
+    /// Returns whether all front ends of a disk, by its current name, can be told that its size has changed.
+    pub fn learn_of_changes(&self, disk: &str) -> bool {
+        let all = self.sessions.all.borrow();
+        all.iter().filter(|entry| (entry.name)() == disk).all(|entry| entry.control.learns_of_changes())
     }
 
     /// Tells the front ends of a disk that its size has changed.
@@ -160,14 +166,15 @@ impl<X: Disks> Server<X> {
     /// Serves the disk `name` to the front ends that connect to `listener`, one at a time, until it is cancelled or the
     /// server is stopped.
     pub async fn listen(&self, listener: UnixListener, name: &str) {
-        self.listen_for(listener, || name.to_string()).await;
+        self.listen_at(listener, "", || name.to_string()).await;
     }
 
-    /// As [`listen`](Self::listen), for the disk that `name` returns when a front end connects.
-    pub async fn listen_for(&self, listener: UnixListener, name: impl Fn() -> String) {
+    /// As [`listen`](Self::listen), for the disk that `name` returns when a front end connects; `place` is the path of
+    /// the socket.
+    pub async fn listen_at(&self, listener: UnixListener, place: &str, name: impl Fn() -> String) {
         while !self.sessions.is_stopped.get() {
             match listener.accept().await {
-                Ok(stream) => self.welcome(stream, &name()).await,
+                Ok(stream) => self.welcome(stream, place, &name()).await,
                 Err(error) => {
                     let name = name();
                     tracing::warn!("{name}: cannot accept a vhost-user connection: {error}");
@@ -178,7 +185,7 @@ impl<X: Disks> Server<X> {
     }
 
     /// Begins a session, unless another front end of the disk is still connected.
-    async fn welcome(&self, stream: Stream, name: &str) {
+    async fn welcome(&self, stream: Stream, place: &str, name: &str) {
         let refused = |error: forkdisk::Error| tracing::warn!("refused a vhost-user front end: {error}");
         let serial = match self.disks.open(name) {
             Ok(disk) => disk.info().serial,
@@ -186,7 +193,7 @@ impl<X: Disks> Server<X> {
         };
         // Also by another socket, or by the socket of an earlier name.
         let others = |sessions: &Sessions| -> Vec<Rc<Entry>> {
-            sessions.all.borrow().iter().filter(|entry| entry.serial == serial).cloned().collect()
+            sessions.all.borrow().iter().filter(|entry| (entry.serial)() == serial).cloned().collect()
         };
         let is_used = |entry: &Rc<Entry>| !entry.control.is_closing() && !is_gone(&entry.control.stream);
         let start = Instant::now();
@@ -209,23 +216,23 @@ impl<X: Disks> Server<X> {
             return;
         }
         // Opened again: it may have been closed to new users meanwhile.
-        let disk = match self.disks.open(name) {
+        let disk = match self.disks.open_at(name, place) {
             Ok(disk) => Rc::new(disk),
             Err(error) => return refused(error),
         };
-        let (listed, session) = self.begin(stream, disk, &self.options);
+        let (listed, session) = self.begin(stream, place, disk, &self.options);
         tracing::info!("a vhost-user front end of {:?} has connected", (listed.entry.name)());
         self.serve(listed, session);
     }
 
     /// Enters a session in the list.
-    fn begin(&self, stream: Stream, disk: Rc<X::Disk>, options: &ServerOptions) -> (Listed, Session<X>) {
-        let control = Control::new(stream.clone());
+    fn begin(&self, stream: Stream, place: &str, disk: Rc<X::Disk>, options: &ServerOptions) -> (Listed, Session<X>) {
+        let control = Control::new(stream.clone(), place);
         if self.sessions.are_leaving.get() {
             control.leave();
         }
-        let named = disk.clone();
-        let (name, serial) = (Box::new(move || named.info().name), disk.info().serial);
+        let (named, numbered) = (disk.clone(), disk.clone());
+        let (name, serial) = (Box::new(move || named.info().name), Box::new(move || numbered.info().serial));
         let entry = Rc::new(Entry { name, serial, peer: ByteStream::peer(&stream), control: control.clone() });
         self.sessions.all.borrow_mut().push(entry.clone());
         let listed = Listed { sessions: self.sessions.clone(), entry };
@@ -248,11 +255,11 @@ impl<X: Disks> Server<X> {
     /// # Errors
     /// The disk cannot be opened, or memory of the guest cannot be mapped any more. The connection is closed.
     pub fn resume(&self, passed: PassedSession) -> Result<(), String> {
-        let disk = self.disks.open(&passed.disk).map_err(|error| error.to_string())?;
+        let disk = self.disks.open_at(&passed.disk, &passed.place).map_err(|error| error.to_string())?;
         let stream = Stream::from_fd(&self.rt, duplicate(&passed.socket).map_err(|error| error.to_string())?);
         let count = passed.queues.len() as u16;
         let options = ServerOptions { max_queues: count, block_size: passed.block_size, ..self.options.clone() };
-        let (listed, mut session) = self.begin(stream, Rc::new(disk), &options);
+        let (listed, mut session) = self.begin(stream, &passed.place, Rc::new(disk), &options);
         session.resume(passed)?;
         self.serve(listed, session);
         Ok(())

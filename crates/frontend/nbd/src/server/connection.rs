@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::{Buf, Error, ErrorKind, WriteFlags};
-use forkdisk_uring::{ByteStream, PeerCred, Rt, is_interrupted};
+use forkdisk_uring::{ByteStream, PeerCred, Rt, Turnstile, is_interrupted};
 
 use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
@@ -44,10 +44,17 @@ pub(super) struct Control {
     outbox: Rc<Outbox>,
     /// Time at which the payload being received began.
     payload_since: Cell<Option<Instant>>,
-    /// Returns the current name of the chosen export.
-    export: RefCell<Option<Box<dyn Fn() -> String>>>,
+    /// Returns the current names of the chosen export.
+    export: RefCell<Option<Box<dyn Fn() -> Names>>>,
     /// The export that the client is about to open.
     entering: RefCell<Option<String>>,
+}
+
+/// Names of a chosen export.
+pub(super) struct Names {
+    pub(super) export: String,
+    /// That of the disk that it shows.
+    pub(super) shows: String,
 }
 
 /// What a task waits for on a stream.
@@ -89,8 +96,8 @@ impl Control {
         })
     }
 
-    /// Returns the current name of the client's export; `None` before it has chosen one.
-    pub(super) fn export(&self) -> Option<String> {
+    /// Returns the current names of the client's export; `None` before it has chosen one.
+    pub(super) fn export(&self) -> Option<Names> {
         self.export.borrow().as_ref().map(|name| name())
     }
 
@@ -102,7 +109,7 @@ impl Control {
     /// Returns whether the client uses `export` or is about to open it.
     pub(super) fn is_on(&self, export: &str) -> bool {
         match self.export() {
-            Some(name) => name == export,
+            Some(names) => names.export == export,
             None => self.entering.borrow().as_deref() == Some(export),
         }
     }
@@ -362,7 +369,10 @@ async fn transmit<X: Exports, S: ByteStream>(
     let quota = Quota::new(options, common.memory.clone());
     let session = Rc::new(Session { rt: rt.clone(), export, outbox: outbox.clone(), style, contexts });
     let named = session.clone();
-    *control.export.borrow_mut() = Some(Box::new(move || named.export.info().name));
+    *control.export.borrow_mut() = Some(Box::new(move || {
+        let export = &named.export;
+        Names { export: export.info().name, shows: export.shows() }
+    }));
     let share = Share::new(&common.fair);
     let read_only = info.read_only;
     let reader = Reader { exports: &**exports, control, read_only, session, quota: quota.clone(), share, counters };
@@ -372,7 +382,7 @@ async fn transmit<X: Exports, S: ByteStream>(
     outbox.close();
     sender.await;
     // The export is released when its last request ends.
-    let export = control.export.take().map(|name| name()).unwrap_or_default();
+    let export = control.export.take().map(|names| names().export).unwrap_or_default();
     control.entering.take();
     let result = match result {
         Ok(Some(received)) => {
@@ -483,7 +493,9 @@ impl<X: Exports> Reader<'_, X> {
             _ => 0,
         };
         let mut permit = self.quota.admit(len).await;
-        let payload = match action {
+        let exchanges = || session.export.turnstile().map_or(0, |turnstile| turnstile.exchanges());
+        let before = exchanges();
+        let mut payload = match action {
             Action::Write { .. } => {
                 let intent = session.export.announce_write(request.offset, len as u64);
                 Some((self.payload(inbox, self.exports.buffer(len)).await?, intent))
@@ -492,7 +504,20 @@ impl<X: Exports> Reader<'_, X> {
         };
         // The time for receiving the data depends on the client: it is not counted.
         permit.restart();
-        let job = Job { to: address(request), permit, started: self.share.begin(len).await };
+        let started = self.share.begin(len).await;
+        // Last, so that no request that has passed waits for one that has not.
+        let pass = Turnstile::pass_any(session.export.turnstile()).await;
+        if exchanges() != before {
+            // What was announced to the disk before is void, and this one may have another size.
+            payload = payload.map(|(buf, _)| (buf, None));
+            if let Err(code) = request.check(session.export.size(), self.read_only) {
+                let outcome =
+                    Outcome::Failed(Box::new(Failure { code, text: refusal_text(code).to_owned(), at: None }));
+                session.outbox.push(Reply { to: address(request), outcome, permit });
+                return Ok(());
+            }
+        }
+        let job = Job { to: address(request), permit, started, pass };
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),

@@ -1,9 +1,11 @@
 //! Interface to the disks that the server serves: a set of exports, and an export that is open for I/O.
 
 use std::future::{Future, ready};
+use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{Buf, Operation, Result, WriteFlags, WriteIntent};
+use forkdisk_uring::Turnstile;
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -37,6 +39,17 @@ pub trait Export: 'static {
 
     /// Returns the properties that the handshake reports.
     fn info(&self) -> ExportInfo;
+
+    /// Returns the current name of the disk that it shows, if that is not the export's.
+    fn shows(&self) -> String {
+        self.info().name
+    }
+
+    /// Returns the turnstile that requests pass, if the disk can be exchanged under its clients: for another one of the
+    /// same size, with the same permission to write.
+    fn turnstile(&self) -> Option<&Rc<Turnstile>> {
+        None
+    }
 
     /// Returns the current length in bytes.
     fn size(&self) -> u64;

@@ -107,16 +107,19 @@ impl ServerHandle {
     /// Returns the clients that have chosen an export.
     pub fn clients(&self) -> Vec<ClientInfo> {
         let connected = self.clients.connected.borrow();
-        let info = |control: &Rc<Control>| Some(ClientInfo { export: control.export()?, peer: control.peer() });
+        let info = |control: &Rc<Control>| {
+            let names = control.export()?;
+            Some(ClientInfo { export: names.export, shows: names.shows, peer: control.peer() })
+        };
         connected.iter().filter_map(info).collect()
     }
 
-    /// Stops reading requests of the clients of `export`, by its current name, and disconnects them
+    /// Stops reading requests of the clients of a disk, by its current name, and disconnects them
     /// when their requests in flight have ended and been answered, within the server's
     /// `drain_timeout`. Returns how many of them are left.
-    pub fn disconnect(&self, export: &str) -> usize {
+    pub fn disconnect(&self, disk: &str) -> usize {
         let connected = self.clients.connected.borrow();
-        let theirs = connected.iter().filter(|control| control.export().as_deref() == Some(export));
+        let theirs = connected.iter().filter(|control| control.export().is_some_and(|names| names.shows == disk));
         theirs.inspect(|control| control.stop()).count()
     }
 
@@ -143,6 +146,8 @@ impl ServerHandle {
 pub struct ClientInfo {
     /// The export's current name.
     pub export: String,
+    /// Current name of the disk that it shows.
+    pub shows: String,
     /// The peer's credentials; `None` if the socket does not provide them.
     pub peer: Option<PeerCred>,
 }

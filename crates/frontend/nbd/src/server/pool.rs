@@ -92,6 +92,11 @@ fn volume_of(name: &str) -> &str {
 }
 
 impl<D: Device> PoolExport<D> {
+    /// Creates the export of an open volume.
+    pub fn new(pool: &Pool<D>, volume: Volume<D>) -> PoolExport<D> {
+        PoolExport { pool: pool.clone(), volume }
+    }
+
     /// Returns the volumes with whose snapshots this one can be compared: its own, the one from
     /// which it was cloned, and so on, under their current names.
     fn line(&self) -> Vec<String> {

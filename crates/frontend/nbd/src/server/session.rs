@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use forkdisk::{Buf, Error, Operation, WriteFlags};
-use forkdisk_uring::Rt;
+use forkdisk_uring::{Pass, Rt};
 
 use super::budget::Permit;
 use super::export::Export;
@@ -37,6 +37,8 @@ pub(super) struct Job {
     pub(super) to: ReplyTo,
     pub(super) permit: Permit,
     pub(super) started: Started,
+    /// The export shows the same disk until this is dropped.
+    pub(super) pass: Option<Pass>,
 }
 
 impl<E: Export> Session<E> {
@@ -178,8 +180,8 @@ impl<E: Export> Session<E> {
 
     /// Queues the reply and releases the place in the export; the memory is freed when the reply was sent.
     fn reply(&self, job: Job, outcome: Outcome) {
-        let Job { to, permit, started } = job;
-        drop(started);
+        let Job { to, permit, started, pass } = job;
+        drop((started, pass));
         self.outbox.push(Reply { to, outcome, permit });
     }
 }

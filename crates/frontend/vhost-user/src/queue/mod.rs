@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use forkdisk_uring::{EventFd, Rt, Stream};
+use forkdisk_uring::{EventFd, Rt, Stream, Turnstile};
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -282,7 +282,9 @@ impl<X: Disks> Running<X> {
         let (queue, memory) = (self.clone(), memory.clone());
         device.rt.spawn(async move {
             let device = &queue.device;
+            let pass = Turnstile::pass_any(device.disk.turnstile()).await;
             let outcome = perform(&device.disks, &device.disk, &memory, &request, device.writethrough.get()).await;
+            drop(pass);
             device.buffered.set(device.buffered.get() - bytes);
             queue.end(&memory, &request, outcome);
         });

@@ -48,6 +48,8 @@ const WITHOUT_FILE_FLAG: u64 = 1 << 8;
 pub struct Control {
     /// The connection to the front end.
     pub stream: Stream,
+    /// Path of the socket by which the front end came.
+    place: String,
     is_closing: Cell<bool>,
     is_leaving: Cell<bool>,
     changes: Changes,
@@ -56,9 +58,9 @@ pub struct Control {
 }
 
 impl Control {
-    pub fn new(stream: Stream) -> Rc<Control> {
+    pub fn new(stream: Stream, place: &str) -> Rc<Control> {
         let (is_closing, is_leaving, changes, channel) = Default::default();
-        Rc::new(Control { stream, is_closing, is_leaving, changes, channel })
+        Rc::new(Control { stream, place: place.to_string(), is_closing, is_leaving, changes, channel })
     }
 
     /// Ends the session after its requests in flight.
@@ -76,6 +78,11 @@ impl Control {
     /// Whether it ends, or has lost its front end.
     pub fn is_closing(&self) -> bool {
         self.is_closing.get()
+    }
+
+    /// Whether the front end can be told of changes of the configuration space.
+    pub fn learns_of_changes(&self) -> bool {
+        self.channel.borrow().is_some()
     }
 
     /// Tells the front end that the configuration space has changed.
@@ -156,6 +163,7 @@ impl<X: Disks> Session<X> {
         let queues = self.vrings.iter().map(Vring::passed).collect::<io::Result<_>>()?;
         Ok(PassedSession {
             disk: device.disk.info().name,
+            place: self.control.place.clone(),
             socket: self.control.stream.pass_on()?,
             block_size: device.options.block_size,
             features: self.features,
