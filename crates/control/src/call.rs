@@ -1,5 +1,6 @@
 //! What accompanies a request besides its parameters, and the wait for the space that a verb freed.
 
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct Call {
     pub observer: Rc<dyn Observer>,
     /// The caller's file, for verbs that read or write one.
     pub file: Option<Rc<OwnedFd>>,
+    /// Descriptors that go with the answer.
+    pub given: Rc<RefCell<Vec<OwnedFd>>>,
     /// Set when the caller has disconnected: verbs that can be undone end then.
     pub cancelled: Arc<AtomicBool>,
     /// The number of the control connection that the request came by.
@@ -28,7 +31,15 @@ pub struct Call {
 
 impl Default for Call {
     fn default() -> Call {
-        Call { observer: Rc::new(Silent), file: None, cancelled: Arc::default(), connection: None, created_by: None }
+        let given = Rc::default();
+        Call {
+            observer: Rc::new(Silent),
+            file: None,
+            given,
+            cancelled: Arc::default(),
+            connection: None,
+            created_by: None,
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! Client of the control protocol, for programs that block until an answer arrives.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,10 +20,20 @@ use crate::message::PROGRESS;
 use crate::method::{Method, Request};
 use crate::observer::Step;
 
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Most descriptors that come with one piece of an answer (SCM_MAX_FD of the kernel).
+const MAX_FILES_PER_PIECE: usize = 253;
+
 /// A connection to a daemon's control socket. One request at a time.
 pub struct Client {
     stream: UnixStream,
     received: Vec<u8>,
+    files: Vec<OwnedFd>,
     last_id: u64,
 }
 
@@ -30,7 +43,7 @@ impl Client {
     /// # Errors
     /// The socket cannot be reached: nothing listens there, or this user has no access.
     pub fn connect(path: &Path) -> io::Result<Client> {
-        Ok(Client { stream: UnixStream::connect(path)?, received: Vec::new(), last_id: 0 })
+        Ok(Client { stream: UnixStream::connect(path)?, received: Vec::new(), files: Vec::new(), last_id: 0 })
     }
 
     /// Calls `method` and waits for the answer. `file` is passed along for verbs that read or write
@@ -72,6 +85,11 @@ impl Client {
             .map_err(|e| Failure::new(FailureKind::Protocol, format!("the daemon's answer is not understood: {e}")))
     }
 
+    /// Returns the descriptors that came with answers, in their order.
+    pub fn take_files(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.files)
+    }
+
     /// Waits until the daemon closes the connection.
     pub fn wait_for_end(&mut self) {
         while self.receive().is_ok() {}
@@ -89,6 +107,20 @@ impl Client {
         self.stream.write_all(bytes)
     }
 
+    /// Receives some bytes, and keeps the descriptors that come with them.
+    fn receive_some(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES_PER_PIECE))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(piece)];
+        let received = recvmsg(self.stream.as_fd(), into, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.files.extend(files);
+            }
+        }
+        Ok(received)
+    }
+
     fn receive(&mut self) -> Result<Value, Failure> {
         let mut seen = 0;
         loop {
@@ -100,7 +132,7 @@ impl Client {
             }
             seen = self.received.len();
             let mut piece = [0; 64 << 10];
-            match self.stream.read(&mut piece) {
+            match self.receive_some(&mut piece) {
                 Ok(0) => {
                     let text = "the daemon closed the connection before it answered";
                     return Err(Failure::new(FailureKind::Ending, text));

@@ -14,7 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forkdisk_uring::Stream;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -33,6 +36,9 @@ const MAX_FILES_PER_PIECE: usize = 4;
 const MAX_FILES: usize = 8;
 /// Bytes received at a time.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// After which time a message with descriptors is sent again to a peer that has no room for it.
+const SEND_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Most bytes received and dropped after a message that is too long.
 const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
@@ -196,28 +202,28 @@ async fn converse(shared: &Shared, peer: &Peer, inbox: &mut Inbox) -> Result<Opt
         }
         match message::parse(&line) {
             Incoming::One(item) => {
-                let id = item.id.clone();
+                let (id, given) = (item.id.clone(), Given::default());
                 let upgrades = matches!(item.request, Ok(Request::Upgrade(_)));
-                let answer = handle(shared, peer, inbox, *item).await;
+                let answer = handle(shared, peer, inbox, &given, *item).await;
                 if upgrades && answer.as_ref().is_some_and(|answer| answer.get("result").is_some()) {
                     shared.stop.wait().await;
                     return Ok(id);
                 }
                 if let Some(answer) = answer {
-                    send(shared, peer, &answer).await?;
+                    send_with(shared, peer, &answer, given.take()).await?;
                 }
             }
             Incoming::Batch(items) => {
-                let mut answers = Vec::new();
+                let (mut answers, given) = (Vec::new(), Given::default());
                 for mut item in items {
                     if matches!(item.request, Ok(Request::Upgrade(_))) {
                         let text = "upgrade cannot be a part of a batch: another process answers it";
                         item.request = Err(RpcError::new(ErrorCode::REQUEST, text));
                     }
-                    answers.extend(handle(shared, peer, inbox, item).await);
+                    answers.extend(handle(shared, peer, inbox, &given, item).await);
                 }
                 if !answers.is_empty() {
-                    send(shared, peer, &Value::Array(answers)).await?;
+                    send_with(shared, peer, &Value::Array(answers), given.take()).await?;
                 }
             }
         }
@@ -232,15 +238,47 @@ pub async fn send(shared: &Shared, peer: &Peer, message: &Value) -> Result<(), C
     }
 }
 
+/// Sends a message with the descriptors that go with it.
+async fn send_with(shared: &Shared, peer: &Peer, message: &Value, given: Vec<OwnedFd>) -> Result<(), Closed> {
+    if given.is_empty() {
+        return send(shared, peer, message).await;
+    }
+    let (runtime, limit) = (&shared.session.runtime, shared.options.send_timeout);
+    let (mut line, files) = (message::line(message), given.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    let begin = async {
+        loop {
+            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&files));
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(peer.stream.as_fd(), &[io::IoSlice::new(&line)], &mut control, flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => runtime.sleep_for(SEND_AGAIN).await,
+                Err(error) => return Err(io::Error::from(error)),
+            }
+        }
+    };
+    let sent = runtime.timeout(limit, begin).await.map_err(|_| Closed::NotReading)??;
+    let rest = line.split_off(sent);
+    match runtime.timeout(limit, peer.stream.send_vectored(vec![rest.into()])).await {
+        Ok((result, _)) => Ok(result?),
+        Err(_) => Err(Closed::NotReading),
+    }
+}
+
+/// Descriptors that go with an answer.
+type Given = Rc<RefCell<Vec<OwnedFd>>>;
+
 /// Carries out one request; returns the answer, or `None` for a notification.
-async fn handle(shared: &Shared, peer: &Peer, inbox: &mut Inbox, item: Item) -> Option<Value> {
+async fn handle(shared: &Shared, peer: &Peer, inbox: &mut Inbox, given: &Given, item: Item) -> Option<Value> {
     let outcome = match item.request {
         Err(error) => Err(error),
         Ok(request) => {
             peer.busy.set(true);
             peer.stopping.set(matches!(request, Request::Stop(_)));
             peer.upgrading.set(matches!(request, Request::Upgrade(_)));
-            let outcome = carry_out(shared, peer, inbox, request, item.id.as_ref()).await;
+            let outcome = carry_out(shared, peer, (inbox, given), request, item.id.as_ref()).await;
             peer.busy.set(false);
             peer.stopping.set(false);
             peer.upgrading.set(false);
@@ -264,7 +302,7 @@ impl Observer for Reached {
 async fn carry_out(
     shared: &Shared,
     peer: &Peer,
-    inbox: &mut Inbox,
+    (inbox, given): (&mut Inbox, &Given),
     request: Request,
     id: Option<&Value>,
 ) -> Result<Reply, RpcError> {
@@ -275,7 +313,8 @@ async fn carry_out(
     let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
     let created_by = peer.user.map(|user| format!("control:uid={user}"));
     let connection = Some(peer.number);
-    let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone(), connection, created_by };
+    let (observer, given) = (reached.clone(), given.clone());
+    let call = Call { observer, file, given, cancelled: cancelled.clone(), connection, created_by };
     tracing::debug!(method = request.method(), "a request");
     let session = shared.session.clone();
     let runtime = session.runtime.clone();

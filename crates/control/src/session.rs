@@ -45,6 +45,17 @@ pub trait Host {
         Box::pin(async { Ok(Box::new(NoHost) as Box<dyn Exchange>) })
     }
 
+    /// Returns how many clients more can connect.
+    ///
+    /// # Errors
+    /// `Invalid` if the pool is not being served.
+    fn room(&self) -> Result<usize, Failure> {
+        Err(NoHost::refusal())
+    }
+
+    /// Serves the volume or snapshot `name` to a client at the other end of `socket`.
+    fn connect(&self, _name: &str, _socket: OwnedFd) {}
+
     /// Returns the state of the daemon.
     ///
     /// # Errors

@@ -1,7 +1,10 @@
 //! Descriptors that a service manager opened for this process (sd_listen_fds: `LISTEN_FDS`,
 //! `LISTEN_PID`, `LISTEN_FDNAMES`).
 
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys;
@@ -39,6 +42,32 @@ pub fn inherited() -> Vec<Inherited> {
         .zip(names)
         .filter_map(|(fd, name)| sys::close_at_exec(&fd).ok().map(|()| Inherited { name, fd }))
         .collect()
+}
+
+/// Replaces this process by a program, to which descriptors are passed as by a service manager, each with a name;
+/// returns only on failure. A colon in a name is passed as `%3A`.
+pub fn exec_with(command: &mut Command, passed: Vec<Inherited>) -> io::Error {
+    let names: Vec<String> = passed.iter().map(|passed| passed.name.replace(':', "%3A")).collect();
+    command.env("LISTEN_PID", std::process::id().to_string()).env("LISTEN_FDS", passed.len().to_string());
+    command.env("LISTEN_FDNAMES", names.join(":"));
+    let place = move || {
+        // Above all places first, so that none is overwritten before it was moved.
+        let end = FIRST + passed.len() as RawFd;
+        let above = |passed: &Inherited| {
+            // SAFETY: takes no pointers.
+            sys::check(unsafe { libc::fcntl(passed.fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, end) }).map(sys::own)
+        };
+        let moved: Vec<OwnedFd> = passed.iter().map(above).collect::<Result<_, _>>()?;
+        for (fd, at) in moved.iter().zip(FIRST..) {
+            // SAFETY: takes no pointers.
+            sys::check(unsafe { libc::dup2(fd.as_raw_fd(), at) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: nothing is forked: the closure runs in this process and on this thread, directly before `execve`, so that
+    // it may allocate. What had the numbers before is not used any more: a failure ends the process.
+    unsafe { command.pre_exec(place) };
+    command.exec()
 }
 
 fn is_open(fd: RawFd) -> bool {

@@ -61,7 +61,7 @@ pub use executor::{JoinHandle, Rt, block_on};
 pub use freeze::{freeze, thaw};
 pub use fuse_queues::{FusePlace, FuseQueues, FuseRequest, FuseSizes};
 pub use guarded_memory::MemoryGuard;
-pub use inherited::{Inherited, inherited};
+pub use inherited::{Inherited, exec_with, inherited};
 pub use loop_device::{abandon_loop, attach_loop, detach_loop, resize_loop};
 pub use net::{
     Accept, ByteStream, PassedListener, Piece, SocketAccess, Stream, TcpListener, UnixListener, is_interrupted,

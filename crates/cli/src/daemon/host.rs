@@ -12,7 +12,7 @@ use forkdisk_control::{
     ClientRecord, Event, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, Switched, params,
 };
 use forkdisk_monitor::ServerRecord;
-use forkdisk_nbd::{ServerHandle, nbd_uri};
+use forkdisk_nbd::{Server, ServerHandle, nbd_uri};
 use forkdisk_uring::{PeerCred, Rt, UringDevice};
 use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
@@ -79,6 +79,8 @@ pub struct Daemon {
     pub runtime: Rt,
     pub pool: Pool<UringDevice>,
     pub clients: Clients,
+    /// The data server.
+    pub data: Server<Served>,
     pub exports: Served,
     pub mounts: Mounts,
     pub devices: Devices,
@@ -134,6 +136,14 @@ impl Host for Daemon {
         let uri = socket.map(|socket| nbd_uri(Path::new(socket), name));
         let file = |dir: String| if dir.ends_with('/') { format!("{dir}{name}") } else { format!("{dir}/{name}") };
         Place { uri, paths: self.mounts.dirs().into_iter().map(file).collect() }
+    }
+
+    fn room(&self) -> Result<usize, Failure> {
+        Ok(self.clients.data.room())
+    }
+
+    fn connect(&self, name: &str, socket: OwnedFd) {
+        self.data.welcome_to(name, socket);
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {

@@ -117,6 +117,7 @@ impl Process<'_> {
             runtime: runtime.clone(),
             pool: pool.clone(),
             clients: clients.clone(),
+            data: data.clone(),
             exports: exports.clone(),
             mounts: mounts.clone(),
             devices: devices.clone(),

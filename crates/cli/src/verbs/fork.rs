@@ -1,15 +1,20 @@
 //! `fork`: creates any number of clones of a volume, a snapshot or a folder, all of one instant.
 
-use anyhow::{Result, bail};
+use std::ffi::OsString;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use forkdisk_control::{Forked, params};
+use forkdisk_uring::{Inherited, exec_with};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
 use crate::address::{names, same_pool, within_a_file};
 use crate::braces;
 use crate::global::Global;
 use crate::group;
 use crate::output::print_line;
-use crate::session::{Access, with_pool};
+use crate::session::{Access, Caller, with_pool};
 use crate::verbs::examples::examples;
 use crate::verbs::lifetime::{LeaseArg, created_by, make};
 use crate::verbs::set::{self, Property};
@@ -23,6 +28,7 @@ use crate::verbs::set::{self, Property};
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}' --set quota=1G,expires=1h",
     "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner 1000:1000 --mode 0600",
+    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{1..4}' --connect -- ./run-tests --disks 4",
 ])]
 pub struct ForkArgs {
     #[arg(value_name = "POOL/SOURCE[@SNAPSHOT]")]
@@ -46,6 +52,14 @@ pub struct ForkArgs {
     /// Permission bits of the new files on a mount, in octal [default: as in the source]
     #[arg(long = "mode", value_name = "MODE", value_parser = parse_mode)]
     permissions: Option<u32>,
+
+    #[arg(long, requires = "program")]
+    connect: bool,
+
+    /// A program to which the connections are passed as descriptors 3, 4, …, as by a service manager (LISTEN_FDS,
+    /// LISTEN_FDNAMES); it replaces this process
+    #[arg(last = true, requires = "connect", value_name = "PROGRAM")]
+    program: Vec<OsString>,
 }
 
 /// Properties that are described by the parameters of the method.
@@ -98,6 +112,7 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
         mode: args.permissions,
         lease: args.lease.lease.clone(),
         created_by: created_by(),
+        connect: args.connect,
         ..params::Fork::default()
     };
     for property in args.set {
@@ -113,9 +128,38 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             _ => bail!("a new volume cannot have this property"),
         }
     }
+    if args.connect {
+        return with_pool(global, &pool, Access::Write, async |caller| connect(caller, method, &args.program).await);
+    }
     let show = |made: &Vec<Forked>| match global.output.json() {
         true => global.print_if_json(made),
         false => made.iter().filter_map(|volume| volume.uri.as_deref()).try_for_each(print_line),
     };
     with_pool(global, &pool, Access::Write, async |caller| make(caller, method, &args.lease, show).await)
+}
+
+/// Creates all clones, and replaces this process by a program that has a connection to each; returns only on failure.
+async fn connect(caller: &Caller, method: params::Fork, words: &[OsString]) -> Result<()> {
+    let is_leased = method.lease.as_deref() == Some("connection");
+    let made = caller.call(method, None).await?;
+    let Caller::Served(client) = caller else { bail!("connections are those of a served pool: `forkdisk serve`") };
+    let mut client = client.borrow_mut();
+    let passed: Vec<Inherited> = made
+        .iter()
+        .zip(client.take_files())
+        .map(|(volume, fd)| Inherited { name: volume.info.name.clone(), fd })
+        .collect();
+    if passed.len() != made.len() {
+        return Err(anyhow!("{} connections came for {} volumes", passed.len(), made.len()));
+    }
+    if is_leased {
+        // The program and what it starts hold the lease.
+        let first = i32::try_from(passed.len()).context("too many")? + 3;
+        let kept = fcntl_dupfd_cloexec(&*client, first).context("the control connection")?;
+        fcntl_setfd(&kept, FdFlags::empty()).context("the control connection")?;
+        std::mem::forget(kept);
+    }
+    let (program, words) = words.split_first().context("no program")?;
+    let error = exec_with(Command::new(program).args(words), passed);
+    Err(error).with_context(|| program.display().to_string())
 }

@@ -15,6 +15,7 @@ mod beside_programs;
 mod certificates;
 mod clients;
 mod config;
+mod connected;
 mod control;
 mod daemon;
 mod defrag;

@@ -51,7 +51,11 @@ pub struct Client {
 
 impl Client {
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let stream = UnixStream::connect(socket)?;
+        Client::over(UnixStream::connect(socket)?, export)
+    }
+
+    /// Opens an export by a connection that was just made.
+    pub fn over(stream: UnixStream, export: &str) -> io::Result<Client> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut client = Client::greeted(Box::new(stream))?;

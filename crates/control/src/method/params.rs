@@ -225,6 +225,10 @@ parameters! {
         /// What makes the new volumes, a text of at most 64 bytes. Default: the user of the connection.
         #[serde(default)]
         created_by: Option<String>,
+        /// Pass an NBD connection to each new volume with the answer, in the order of the volumes, as if it was just
+        /// made; it can open that volume only. Of a served pool, at most 253 volumes, and no folder.
+        #[serde(default)]
+        connect: bool,
     }
     /// Gives a volume the contents of one of its snapshots.
     Rollback {

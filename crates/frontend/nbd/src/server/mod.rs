@@ -24,6 +24,7 @@ mod sync;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,7 @@ pub struct ServerHandle {
     clients: Rc<Clients>,
     memory: Rc<SharedMemory>,
     counters: Rc<Counters>,
+    most_connections: usize,
 }
 
 impl ServerHandle {
@@ -121,6 +123,11 @@ impl ServerHandle {
         let connected = self.clients.connected.borrow();
         let theirs = connected.iter().filter(|control| control.export().is_some_and(|names| names.shows == disk));
         theirs.inspect(|control| control.stop()).count()
+    }
+
+    /// Returns how many clients more can connect.
+    pub fn room(&self) -> usize {
+        self.most_connections.saturating_sub(self.connections())
     }
 
     /// Returns the number of connected clients.
@@ -174,7 +181,8 @@ impl<X: Exports> Server<X> {
     pub fn handle(&self) -> ServerHandle {
         let State { clients, common, .. } = &*self.state;
         let (memory, counters) = (common.memory.clone(), common.counters.clone());
-        ServerHandle { clients: clients.clone(), memory, counters }
+        let most_connections = common.options.max_connections;
+        ServerHandle { clients: clients.clone(), memory, counters, most_connections }
     }
 
     /// Serves all connections to `listener`, unencrypted; see [`serve_as`](Self::serve_as).
@@ -271,6 +279,11 @@ impl<X: Exports> Server<X> {
             return;
         }
         self.begin(Begin { stream, security, earlier: None });
+    }
+
+    /// As [`welcome`](Self::welcome), for the other end of a pair of sockets; the client may open this export only.
+    pub fn welcome_to(&self, export: &str, socket: OwnedFd) {
+        self.welcome_as(Stream::from_fd(&self.state.common.rt, socket), Security::Only(export.into()));
     }
 
     fn begin(&self, begin: Begin<impl ByteStream>) {
