@@ -9,6 +9,7 @@ mod by_nbd;
 mod by_ublk;
 mod handshake;
 mod links;
+mod many;
 mod netlink;
 
 use std::fmt;
@@ -26,6 +27,7 @@ pub use by_loop::private_mount;
 pub use by_nbd::export_of;
 pub use by_ublk::{LeftBehind, RECORDS, clean_up, left_behind};
 pub use links::{device_behind, is_inside, links_of, refresh};
+pub use many::{attach_all, dirs_for, mount_all};
 
 use crate::global::Global;
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use forkdisk_control::{Forked, params};
 use forkdisk_uring::{Inherited, exec_with};
@@ -14,7 +14,8 @@ use crate::braces;
 use crate::global::Global;
 use crate::group;
 use crate::output::print_line;
-use crate::session::{Access, Caller, with_pool};
+use crate::session::{Access, Caller, call, with_pool};
+use crate::verbs::attach::{self, MountAtArg, Wanted};
 use crate::verbs::examples::examples;
 use crate::verbs::lifetime::{LeaseArg, created_by, make};
 use crate::verbs::set::{self, Property};
@@ -28,6 +29,7 @@ use crate::verbs::set::{self, Property};
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}' --set quota=1G,expires=1h",
     "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner 1000:1000 --mode 0600",
+    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{1..4}' --attach --mount-at '/mnt/{}'",
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{1..4}' --connect -- ./run-tests --disks 4",
 ])]
 pub struct ForkArgs {
@@ -52,6 +54,13 @@ pub struct ForkArgs {
     /// Permission bits of the new files on a mount, in octal [default: as in the source]
     #[arg(long = "mode", value_name = "MODE", value_parser = parse_mode)]
     permissions: Option<u32>,
+
+    /// Attach the new volumes as block devices, all at the same time, and print their paths (needs root)
+    #[arg(long, conflicts_with_all = ["lease", "connect"])]
+    attach: bool,
+
+    #[command(flatten)]
+    mounted: MountAtArg,
 
     #[arg(long, requires = "program")]
     connect: bool,
@@ -128,6 +137,7 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             _ => bail!("a new volume cannot have this property"),
         }
     }
+    ensure!(args.attach || args.mounted.mount_at.is_none(), "--mount-at mounts devices: it needs --attach");
     if args.connect {
         return with_pool(global, &pool, Access::Write, async |caller| connect(caller, method, &args.program).await);
     }
@@ -135,6 +145,15 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
         true => global.print_if_json(made),
         false => made.iter().filter_map(|volume| volume.uri.as_deref()).try_for_each(print_line),
     };
+    if args.attach {
+        let made = call(global, &pool, Access::Write, method)?;
+        let names: Vec<String> = made.iter().map(|volume| volume.info.name.clone()).collect();
+        let count = names.len();
+        let wanted = Wanted { pool, names, mount_at: args.mounted.mount_at, ..Wanted::default() };
+        let made = attach::make(wanted, global)
+            .with_context(|| format!("the {count} volumes are made, and not attached: `forkdisk attach` does that"))?;
+        return attach::print(&made, global);
+    }
     with_pool(global, &pool, Access::Write, async |caller| make(caller, method, &args.lease, show).await)
 }
 

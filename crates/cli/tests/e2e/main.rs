@@ -4,6 +4,7 @@
 mod attach;
 mod attach_freeze;
 mod attach_lasting;
+mod attach_many;
 mod attach_postgres;
 mod attach_used;
 mod bad_input;
