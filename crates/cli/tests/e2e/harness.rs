@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,9 @@ use tempfile::TempDir;
 pub const POOL: &str = "pool.img";
 /// How long a server may take to start or stop, or a mount to appear.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long the sockets of a killed server may accept connections. After an upgrade another process listens.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// How long a program may take that is run to its end.
 pub const LIMIT: Duration = Duration::from_secs(300);
@@ -272,6 +276,11 @@ impl Server {
     /// Kills it, as a crash would.
     pub fn kill(mut self) {
         self.child.put_down().unwrap();
+        // The kernel closes sockets that io_uring uses some time after the end of their process.
+        let start = Instant::now();
+        while start.elapsed() < CLOSING && UnixStream::connect(&self.socket).is_ok() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 
