@@ -43,7 +43,8 @@ fn exchange(a: &Path, b: &Path) -> rustix::io::Result<()> {
     rustix::fs::renameat_with(rustix::fs::CWD, a, rustix::fs::CWD, b, rustix::fs::RenameFlags::EXCHANGE)
 }
 
-/// Creates, writes, reads, exchanges, renames and removes files in `dir` until `ends` is set; returns the number of rounds.
+/// Creates, writes, reads, exchanges, renames and removes files in `dir` until `ends` is set; returns the number of
+/// rounds.
 fn work(dir: &Path, n: u64, ends: &AtomicBool) -> u64 {
     let (file, other, folder) = (dir.join(format!("f{n}")), dir.join(format!("g{n}")), dir.join(format!("d{n}")));
     let mut round = 0;

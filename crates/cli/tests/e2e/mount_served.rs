@@ -316,3 +316,59 @@ fn what_an_nbd_client_uses_is_not_removed_replaced_or_shortened() {
     both.stop();
     lab.assert_clean();
 }
+
+/// Number of reads of volumes that the daemon has served.
+fn reads(lab: &Lab) -> u64 {
+    let stats = lab.json(&["stats", POOL]);
+    let reads = &stats["live"]["activity"]["volumes"]["operations"]["read"]["operations"];
+    reads.as_u64().unwrap_or_else(|| panic!("{stats}"))
+}
+
+#[test]
+fn the_kernel_keeps_what_it_has_read_until_another_door_writes() {
+    let lab = Lab::with_pool("256M");
+    lab.ok(&["create", &format!("{POOL}/m"), "--size", "8M"]);
+    let Some(both) = Both::start(&lab) else { return };
+    let mut client = both.nbd("m");
+    let data = noise(3, 8 * MIB);
+    client.write(0, &data, false).unwrap();
+    let path = both.path("m");
+    assert!(fs::read(&path).unwrap() == data);
+    let before = reads(&lab);
+    for _ in 0..3 {
+        assert!(fs::read(&path).unwrap() == data);
+        // Two at once.
+        let (a, b) = (File::open(&path).unwrap(), File::open(&path).unwrap());
+        let mut found = vec![0; 8 * MIB];
+        a.read_exact_at(&mut found, 0).unwrap();
+        b.read_exact_at(&mut found[..MIB], 7 * MIB as u64).unwrap();
+    }
+    assert_eq!(reads(&lab), before, "the kernel has all of it");
+    // While it is open, and while it is not: at once, also after the client has gone.
+    for round in 0..20 {
+        let open = (round % 2 == 0).then(|| File::open(&path).unwrap());
+        let new = noise(100 + round, 4096);
+        let at = (round * 17 % 2000) as usize * 4096;
+        client.write(at as u64, &new, false).unwrap();
+        if round % 4 == 3 {
+            drop(client);
+            client = both.nbd("m");
+        }
+        let found = fs::read(&path).unwrap();
+        assert!(found[at..at + 4096] == new, "round {round}");
+        drop(open);
+    }
+    // By a verb.
+    lab.ok(&["snapshot", &format!("{POOL}/m@s")]);
+    let before = fs::read(&path).unwrap();
+    client.write(0, &noise(7, MIB), false).unwrap();
+    assert!(fs::read(&path).unwrap()[..MIB] == noise(7, MIB));
+    drop(client);
+    lab.ok(&["rollback", &format!("{POOL}/m@s")]);
+    assert!(fs::read(&path).unwrap() == before, "after a rollback");
+    // By this mount.
+    let file = both.file("m");
+    file.write_all_at(b"here", 5).unwrap();
+    drop(file);
+    assert_eq!(&fs::read(&path).unwrap()[5..9], b"here");
+}

@@ -2,8 +2,8 @@
 //!
 //! Order: data durable → journal records written → durable → acknowledged. If the records carry checksums of
 //! the data (see `journal::data_checksums`), or if all data is durable already, one flush makes both durable: after a
-//! crash in between recovery finds out what is missing. A commit covers what was published before it began; later requests wait for the
-//! next one.
+//! crash in between recovery finds out what is missing. A commit covers what was published before it began; later
+//! requests wait for the next one.
 //!
 //! A commit that begins by itself writes its records and leaves the last flush out. What it wrote counts as durable
 //! after a flush that begins later: that of the next commit for a request, of the commit interval, or the one between

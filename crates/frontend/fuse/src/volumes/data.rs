@@ -41,17 +41,15 @@ impl<D: Device> Volumes<D> {
 
     /// Registers a handle for `volume`; returns it with the open flags for the kernel.
     pub(super) fn opened(&self, volume: Volume<D>, writes: bool, header: &Header) -> (u64, u32) {
-        if writes {
-            *self.writers.borrow_mut().entry(volume.id()).or_default() += 1;
-        }
-        let (id, flags, request) = (volume.id().0, self.open_flags(&volume), header.request());
+        let (id, flags, request) = (volume.id(), self.open_flags(&volume), header.request());
+        self.opens.borrow_mut().add(id, writes, flags & open_flags::KEEP_CACHE != 0);
         let handle = self.files.borrow_mut().insert(Rc::new(Open { volume, writes, request }));
-        self.record(|| Change::Opened(PassedFile { handle, volume: id, writes, request }));
+        self.record(|| Change::Opened(PassedFile { handle, volume: id.0, writes, request }));
         (handle as u64, flags)
     }
 
     pub(super) fn open_flags(&self, volume: &Volume<D>) -> u32 {
-        let keep = if self.options.alone || volume.read_only() { open_flags::KEEP_CACHE } else { 0 };
+        let keep = if self.keeps_cache(volume) { open_flags::KEEP_CACHE } else { 0 };
         // The request would be answered with `ENOSYS`. Without it a program that has files of a mount open can start
         // the daemon that is to continue the mount.
         keep | open_flags::NO_FLUSH | open_flags::PARALLEL_DIRECT_WRITES
@@ -60,23 +58,13 @@ impl<D: Device> Volumes<D> {
     pub(super) fn release(&self, handle: u64) {
         let Some(file) = self.files.borrow_mut().try_remove(handle as usize) else { return };
         self.record(|| Change::Released(handle as usize));
-        let (id, mut writers) = (file.volume.id(), self.writers.borrow_mut());
-        let left = writers.get(&id).copied().unwrap_or(0).saturating_sub(usize::from(file.writes));
-        match left {
-            0 => drop(writers.remove(&id)),
-            n => drop(writers.insert(id, n)),
-        }
-        drop(writers);
-        // The kernel drops its cache at the next open.
-        if !self.options.alone && self.cached.has(id) && !self.is_open(id) {
-            self.cached.remove(id);
-        }
+        self.closed(&file.volume, file.writes);
     }
 
     /// Makes the kernel write back what it has cached for a volume that is open for writing.
     pub(super) async fn settle(&self, volume: &Volume<D>) -> Outcome<()> {
         let id = volume.id();
-        let (true, Some(notifier)) = (self.writers.borrow().contains_key(&id), self.notifier.get().cloned()) else {
+        let (true, Some(notifier)) = (self.opens.borrow().has_writer(id), self.notifier.get().cloned()) else {
             return Ok(());
         };
         let node = self.nodes.borrow().number(&Node::Volume(id));
@@ -88,6 +76,7 @@ impl<D: Device> Volumes<D> {
         let file = self.file(handle)?;
         if flags & read_flags::HAS_OWNER == 0 && !file.volume.read_only() {
             self.cached.add(file.volume.id(), offset, buf.len() as u64);
+            self.opens.borrow_mut().used(file.volume.id());
         }
         let left = file.volume.size().saturating_sub(offset);
         if left < buf.len() as u64 {

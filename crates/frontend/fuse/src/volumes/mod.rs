@@ -19,6 +19,7 @@ mod folders;
 mod links;
 mod names;
 mod nodes;
+mod opens;
 mod passed;
 mod record;
 mod resent;
@@ -29,7 +30,6 @@ mod swap;
 mod xattr;
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -118,8 +118,8 @@ pub struct Volumes<D: Device> {
     nodes: RefCell<Nodes>,
     files: RefCell<Slab<Rc<Open<D>>>>,
     folders: RefCell<Slab<folders::Opened>>,
-    /// How often each volume is open for writing: only for these can the kernel have data to write back.
-    writers: RefCell<HashMap<VolumeId, usize>>,
+    /// How often each volume is open. Only of those open for writing can the kernel have data to write back.
+    opens: RefCell<opens::Opens>,
     copiers: copiers::Copiers,
     cached: Cached,
     notifier: OnceCell<Notifier>,
@@ -187,7 +187,7 @@ fn now() -> Time {
 impl<D: Device> Volumes<D> {
     /// Creates the file system for `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
-        let (nodes, files, folders, writers, notifier, watcher, in_use) = Default::default();
+        let (nodes, files, folders, opens, notifier, watcher, in_use) = Default::default();
         let (copiers, cached, root_changed) = (Default::default(), Cached::default(), Cell::new(now()));
         Rc::new(Volumes {
             pool,
@@ -195,7 +195,7 @@ impl<D: Device> Volumes<D> {
             nodes,
             files,
             folders,
-            writers,
+            opens,
             copiers,
             cached,
             notifier,

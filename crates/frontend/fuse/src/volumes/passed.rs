@@ -86,9 +86,7 @@ impl<D: Device> Volumes<D> {
             files.push((handle, Rc::new(Open { volume: pool.volume_by_id(VolumeId(volume))?, writes, request })));
         }
         let volumes = Volumes::new(pool, options);
-        for (_, file) in files.iter().filter(|(_, file)| file.writes) {
-            *volumes.writers.borrow_mut().entry(file.volume.id()).or_default() += 1;
-        }
+        files.iter().for_each(|(_, file)| volumes.opens.borrow_mut().add(file.volume.id(), file.writes, false));
         files.iter().for_each(|(_, file)| volumes.cached.add_all(file.volume.id()));
         *volumes.files.borrow_mut() = files.into_iter().collect();
         let kind = |is_folder| if is_folder { Kind::Folder } else { Kind::File };

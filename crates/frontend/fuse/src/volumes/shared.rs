@@ -1,8 +1,8 @@
 //! Volumes that are also changed other than through the mount: the kernel's cache for them is
 //! dropped before the change is acknowledged, so that later reads of the file see it.
 //!
-//! A file that is not open needs nothing: without [`KEEP_CACHE`](crate::codec::open_flags::KEEP_CACHE)
-//! the kernel drops its cache at the next open.
+//! For a file that is not open nothing is dropped: at the next open the kernel is told to drop its cache if the volume
+//! was changed meanwhile (`opens.rs`).
 
 use forkdisk::{Device, VolumeId};
 
@@ -47,6 +47,6 @@ impl<D: Device> Volumes<D> {
 
     /// Returns whether a program has the volume's file open.
     pub fn is_open(&self, id: VolumeId) -> bool {
-        self.files.borrow().iter().any(|(_, file)| file.volume.id() == id)
+        self.opens.borrow().has(id)
     }
 }
