@@ -177,6 +177,24 @@ bugs! {
     ZeroesNeitherWrittenNorUnmapped = "zeroes-neither-written-nor-unmapped",
     /// Pages that running writes will map do not count towards a quota.
     QuotaForgetsClaims = "quota-forgets-claims",
+    /// A bound does not include what is promised to writes under way.
+    BoundForgetsClaims = "bound-forgets-claims",
+    /// Pages that become free stay charged.
+    FreedPagesStayCharged = "bound-keeps-freed-pages",
+    /// A block that something else refers to is credited.
+    SharedBlockCredited = "bound-credits-shared-block",
+    /// Pages of different accounts become one block entry.
+    PromotionMergesAccounts = "bound-merges-accounts",
+    /// A range clone charges nothing and enters its own account.
+    RangeCloneForgetsAccount = "bound-range-clone-forgets-account",
+    /// Moved pages stay charged at their old places.
+    GatherChargesTwice = "bound-gather-charges-twice",
+    /// What is charged is not part of a checkpoint.
+    ChargesNotCheckpointed = "bound-not-checkpointed",
+    /// A change of another property of a volume begins its account anew.
+    LabelResetsCharge = "bound-reset-by-label",
+    /// Breaks of shared pages are not bounded, only first writes.
+    BreaksUnbounded = "bound-ignores-breaks",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// A flush requested while a commit runs waits only for that commit.

@@ -114,6 +114,16 @@ pub struct Epoch(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VolumeId(pub u64);
 
+/// The number under which pages are charged to a volume, never reused within a pool; see [`Bound`](crate::Bound).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AccountId(pub u32);
+
+/// The account of pages that are charged to no volume.
+pub const NO_ACCOUNT: AccountId = AccountId(0);
+
+/// In the place of an account: entries have checksums there, those of the directory's map.
+pub const CHECKSUMS: AccountId = AccountId(u32::MAX);
+
 /// What a pool accepts at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

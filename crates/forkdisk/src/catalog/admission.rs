@@ -16,6 +16,8 @@ struct Effect {
     changed: Vec<VolumeId>,
     /// Number of new records.
     new: usize,
+    /// Number of new accounts.
+    accounts: usize,
     /// Leads to free space: admitted down to the last page that the checkpoint does not need.
     frees: bool,
     /// Makes something that stays.
@@ -34,7 +36,7 @@ pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
     let of_changed = effect.changed.iter().flat_map(both).flatten();
     let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
     // With each page at most one path of tables of the directory's map; a table above a root that was too low.
-    let checkpoint = catalog.checkpoint_pages() + 2 * pages.len() as u64 + 1;
+    let checkpoint = catalog.checkpoint_pages() + 2 * (pages.len() + effect.accounts) as u64 + 1;
     let need = if effect.frees && !effect.stays { Need::Release } else { Need::Step };
     let refused = |_| catalog.space.pages_for(need, checkpoint) * PAGE_SIZE as u64;
     catalog.space.reserve(need, checkpoint).map(drop).map_err(refused)
@@ -110,7 +112,10 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         | Record::SetAttributes { id, .. }
         | Record::SetGather { id, .. } => effect.changed.push(*id),
         Record::SetExtension { id, extension } => {
-            let has_one = catalog.directory.get(*id).is_some_and(|volume| volume.extension().is_some());
+            let volume = catalog.directory.get(*id);
+            let has_one = volume.is_some_and(|volume| volume.extension().is_some());
+            let is_bounded = volume.is_some_and(|volume| volume.bound().is_some());
+            effect.accounts += usize::from(extension.bound.is_some() && !is_bounded);
             effect.changed.push(*id);
             effect.new += usize::from(!has_one && !extension.is_empty());
         }

@@ -7,7 +7,7 @@ use crate::format::{
     VolumeRecord, VolumeState,
 };
 use crate::planted::correct;
-use crate::types::{BLOCK_PAGES, MAX_POOL_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, MAX_POOL_SIZE, NO_ACCOUNT, PageAddr, VirtualPage, VolumeId};
 
 use super::{Catalog, Failure, level_for, pages_of};
 
@@ -121,8 +121,13 @@ impl Catalog {
 
 /// Gives a volume its extension.
 fn set_extension(catalog: &mut Catalog, id: VolumeId, extension: &Extension) -> Result<(), Failure> {
-    catalog.refuse_unknown(id)?;
-    extensions::set(&mut catalog.directory, id, extension.clone());
+    let volume = catalog.directory.get(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
+    let (old, mut extension) = (volume.account(), extension.clone());
+    catalog.change_account(id, old, extension.bound.map_or(NO_ACCOUNT, |bound| bound.account));
+    if let Some(bound) = &mut extension.bound {
+        bound.charged = catalog.space.accounts.pages(bound.account);
+    }
+    extensions::set(&mut catalog.directory, id, extension);
     Ok(())
 }
 
@@ -276,6 +281,7 @@ fn delete_all(catalog: &mut Catalog, ids: &[VolumeId]) -> Result<(), Failure> {
     let until = catalog.journal.next() + 1;
     ids.iter().try_for_each(|&id| catalog.refuse_unknown(id))?;
     for &id in ids {
+        catalog.close_account(id);
         catalog.directory.mark_dead(id, until);
         catalog.space.forget_reservations_of(id);
     }
@@ -367,7 +373,10 @@ fn rename_over(catalog: &mut Catalog, id: VolumeId, name: &str, replaced: Volume
     catalog.record_of(replaced)?;
     match kept {
         true => catalog.directory.orphan(replaced),
-        false => catalog.directory.mark_dead(replaced, catalog.journal.next() + 1),
+        false => {
+            catalog.close_account(replaced);
+            catalog.directory.mark_dead(replaced, catalog.journal.next() + 1);
+        }
     }
     catalog.directory.rename(id, name);
     Ok(())

@@ -101,7 +101,7 @@ impl Changes {
         records.extend(self.chunk.map(|chunk| Record::SetChunk { id, chunk }));
         records.extend(self.quota.map(|quota| Record::SetQuota { id, quota }));
         records.extend(self.gather.map(|gather| Record::SetGather { id, gather }));
-        records.extend(self.extension.record(volume, name)?);
+        records.extend(self.extension.record(volume, name, VolumeId(meta.next_id))?);
         Ok((id, records))
     }
 }

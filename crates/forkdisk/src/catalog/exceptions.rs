@@ -9,7 +9,7 @@ use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRo
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered::{self, Batch};
 use crate::planted::correct;
-use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::rollback::Rollback;
 use super::{Catalog, Failure};
@@ -201,11 +201,10 @@ pub fn missing_exception(
 }
 
 fn edit_exceptions(catalog: &mut Catalog, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut OriginRecord)> {
-    let confirmed = catalog.journal.durable_seq();
+    let (confirmed, account) = (catalog.journal.durable_seq(), NO_ACCOUNT);
     let protects = catalog.directory.change(origin)?.record.origin_record.as_mut()?;
-    let editor =
-        Editor { tables: &mut catalog.tables, space: &mut catalog.space, epoch: catalog.epoch, until, confirmed };
-    Some((editor, protects))
+    let (tables, space, epoch) = (&mut catalog.tables, &mut catalog.space, catalog.epoch);
+    Some((Editor { tables, space, epoch, until, confirmed, account }, protects))
 }
 
 fn count_referenced(catalog: &mut Catalog, id: VolumeId, by: i64) {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, Record, VolumeRecord,
-    VolumeState, WritePolicy, Writes, Zeroes,
+    Bound, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, Record,
+    VolumeRecord, VolumeState, WritePolicy, Writes, Zeroes,
 };
-use crate::types::VolumeId;
+use crate::types::{AccountId, CHECKSUMS, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
 
 use super::CatalogEntry;
 
@@ -30,6 +30,9 @@ pub struct ExtensionChanges {
     pub writes: Option<Writes>,
     /// What a volume does with written pages of zeroes.
     pub zeroes: Option<Zeroes>,
+    /// Most bytes of new pages that a volume, and its snapshots and clones with it, may hold beyond what the volume is
+    /// when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See [`VolumeInfo::diverged`](crate::VolumeInfo).
+    pub diverge: Option<u64>,
 }
 
 impl ExtensionChanges {
@@ -54,12 +57,15 @@ impl ExtensionChanges {
             Some(by) if by.chars().any(char::is_control) => {
                 invalid(format!("bad created_by {by:?}: it has a control character"))
             }
-            _ => self.applied(&Extension::default()).map(drop),
+            _ if self.diverge.is_some_and(|bytes| bytes != 0 && !is_bound(bytes)) => {
+                invalid("bad diverge: 4 KiB to 1 PiB, of which whole pages count; or none".to_string())
+            }
+            _ => self.applied(&Extension::default(), VolumeId(0)).map(drop),
         }
     }
 
-    /// The extension with these changes.
-    fn applied(&self, old: &Extension) -> Result<Extension> {
+    /// The extension with these changes. A new bound gets the account with this number.
+    fn applied(&self, old: &Extension, number: VolumeId) -> Result<Extension> {
         let mut new = old.clone();
         new.expires = self.expires.unwrap_or(new.expires);
         new.lease = self.lease.unwrap_or(new.lease);
@@ -72,6 +78,19 @@ impl ExtensionChanges {
         }
         new.writes.writes = self.writes.unwrap_or(new.writes.writes);
         new.writes.zeroes = self.zeroes.unwrap_or(new.writes.zeroes);
+        match self.diverge {
+            None => {}
+            Some(0) => new.bound = None,
+            Some(diverge) => {
+                let account = || {
+                    let why = "no bound can be set: the pool has made 4 billion volumes and snapshots";
+                    let number = u32::try_from(number.0).ok().filter(|&number| AccountId(number) != CHECKSUMS);
+                    let number = number.ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;
+                    Result::Ok(Bound { account: AccountId(number), diverge, charged: 0 })
+                };
+                new.bound = Some(Bound { diverge, ..new.bound.map_or_else(account, Ok)? });
+            }
+        }
         let bytes = Extension::labels_bytes(&new.labels);
         if bytes > MAX_LABELS_BYTES {
             let why = format!(
@@ -83,8 +102,9 @@ impl ExtensionChanges {
         Ok(new)
     }
 
-    /// The record that changes the extension of a volume or snapshot, if there is a difference.
-    pub(crate) fn record(&self, volume: &CatalogEntry, name: &str) -> Result<Option<Record>> {
+    /// The record that changes the extension of a volume or snapshot, if there is a difference. `next` is a number that
+    /// no volume has.
+    pub(crate) fn record(&self, volume: &CatalogEntry, name: &str, next: VolumeId) -> Result<Option<Record>> {
         let is_limited = self.expires.is_some_and(|expires| expires != 0) || self.lease.flatten().is_some();
         if is_limited && volume.record.state == VolumeState::Origin {
             let why = format!("{name:?} is an origin, which nothing deletes; its snapshots can expire");
@@ -98,8 +118,12 @@ impl ExtensionChanges {
             let why = format!("{name:?} is no volume; writes and zeroes are properties of volumes");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
+        if self.diverge.is_some_and(|bytes| bytes != 0) && volume.record.state != VolumeState::Volume {
+            let why = format!("{name:?} is no volume; diverge is a property of volumes");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
         let old = volume.extension().cloned().unwrap_or_default();
-        let (id, new) = (volume.record.id, self.applied(&old)?);
+        let (id, new) = (volume.record.id, self.applied(&old, next)?);
         Ok((new != old).then(|| Record::SetExtension { id, extension: Box::new(new) }))
     }
 
@@ -114,9 +138,13 @@ impl ExtensionChanges {
 
     /// The same for a clone of what has this policy of writes.
     pub(crate) fn record_of_clone(&self, id: VolumeId, writes: WritePolicy) -> Option<Record> {
-        let new = self.applied(&Extension { writes, ..Extension::default() }).expect("checked before");
+        let new = self.applied(&Extension { writes, ..Extension::default() }, id).expect("checked before");
         (!new.is_empty()).then(|| Record::SetExtension { id, extension: Box::new(new) })
     }
+}
+
+fn is_bound(bytes: u64) -> bool {
+    (PAGE_SIZE as u64..=MAX_VOLUME_SIZE).contains(&bytes)
 }
 
 fn is_of_remnants(record: &VolumeRecord) -> bool {
@@ -146,10 +174,11 @@ mod tests {
 
     #[test]
     fn labels_are_set_replaced_and_removed_one_by_one() {
-        let first = labels([("a", Some("1")), ("b", Some(""))]).applied(&Extension::default()).unwrap();
-        let second = labels([("a", Some("2")), ("b", None), ("c", None)]).applied(&first).unwrap();
+        let first = labels([("a", Some("1")), ("b", Some(""))]).applied(&Extension::default(), VolumeId(1)).unwrap();
+        let second = labels([("a", Some("2")), ("b", None), ("c", None)]).applied(&first, VolumeId(1)).unwrap();
         assert_eq!(second.labels, BTreeMap::from([("a".to_string(), "2".to_string())]));
-        let renewed = ExtensionChanges { expires: Some(9), ..ExtensionChanges::default() }.applied(&second).unwrap();
+        let renewed =
+            ExtensionChanges { expires: Some(9), ..ExtensionChanges::default() }.applied(&second, VolumeId(1)).unwrap();
         assert_eq!((renewed.expires, renewed.labels), (9, second.labels));
     }
 
@@ -159,9 +188,9 @@ mod tests {
         assert!(labels([("k", Some(&value))]).check().is_ok());
         let error = labels([("k", Some(&format!("{value}v")))]).check().unwrap_err();
         assert!(error.to_string().contains("take 321 bytes"), "{error}");
-        let old = labels([("k", Some(&value))]).applied(&Extension::default()).unwrap();
-        assert!(labels([("l", Some(""))]).applied(&old).is_err(), "with those that are there");
-        assert!(labels([("l", Some("")), ("k", None)]).applied(&old).is_ok());
+        let old = labels([("k", Some(&value))]).applied(&Extension::default(), VolumeId(1)).unwrap();
+        assert!(labels([("l", Some(""))]).applied(&old, VolumeId(1)).is_err(), "with those that are there");
+        assert!(labels([("l", Some("")), ("k", None)]).applied(&old, VolumeId(1)).is_ok());
     }
 
     #[test]

@@ -58,6 +58,13 @@ pub struct VolumeInfo {
     /// Most bytes that it may have mapped; 0: no limit.
     #[cfg_attr(feature = "serde", serde(with = "crate::names::none_if_zero"))]
     pub quota: u64,
+    /// Most bytes of new pages that it, its snapshots and clones may hold beyond what it was when this was set; 0: no
+    /// bound.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
+    pub diverge: u64,
+    /// Bytes of the new pages that its bound counts, without those of writes under way.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub diverged: u64,
     /// Current name of the volume or snapshot that it was cloned from; of an origin the path of its device;
     /// empty if there is none.
     #[cfg_attr(feature = "serde", serde(with = "crate::names::none_if_empty"))]
@@ -170,6 +177,8 @@ impl Catalog {
             referenced: record.referenced * PAGE_SIZE as u64,
             scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
+            diverge: extension.bound.map_or(0, |bound| bound.diverge),
+            diverged: extension.bound.map_or(0, |bound| self.space.accounts.pages(bound.account) * PAGE_SIZE as u64),
             origin: match record.origin_record {
                 Some(_) => record.origin.clone(),
                 None => origin.map_or(String::new(), |origin| self.directory.full_name(origin)),

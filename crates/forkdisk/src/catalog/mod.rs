@@ -3,6 +3,7 @@
 
 mod admission;
 mod apply;
+mod bounds;
 mod changes;
 mod create;
 mod delete;
@@ -25,7 +26,7 @@ use crate::journal::Journal;
 use crate::map::{Editor, Member, Shared, Stop, Tables, count_seams};
 use crate::planted::correct;
 use crate::space::{Need, Reservation, Space};
-use crate::types::{BLOCK_SIZE, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{BLOCK_SIZE, Epoch, NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 pub use admission::admit;
 pub use changes::Changes;
@@ -103,30 +104,31 @@ impl Catalog {
         let volume = self.directory.change(id)?;
         // The record of this change follows all others.
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
-        Some((editor, &mut volume.record))
+        let (tables, space, epoch, account) = (&mut self.tables, &mut self.space, self.epoch, volume.account());
+        Some((Editor { tables, space, epoch, until, confirmed, account }, &mut volume.record))
     }
 
     /// Like [`editor_for`](Self::editor_for) for reading: the record is not marked.
     pub fn read_editor(&mut self, id: VolumeId) -> Option<(Editor<'_>, &VolumeRecord)> {
         let volume = self.directory.get(id)?;
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
-        Some((editor, &volume.record))
+        let (tables, space, epoch, account) = (&mut self.tables, &mut self.space, self.epoch, NO_ACCOUNT);
+        Some((Editor { tables, space, epoch, until, confirmed, account }, &volume.record))
     }
 
     /// An editor together with the record of `id`, which has a handle.
     pub fn handle_editor(&mut self, id: VolumeId) -> (Editor<'_>, &VolumeRecord) {
         let record = self.directory.of_handle(id);
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
-        (editor, record)
+        let (tables, space, epoch, account) = (&mut self.tables, &mut self.space, self.epoch, NO_ACCOUNT);
+        (Editor { tables, space, epoch, until, confirmed, account }, record)
     }
 
     /// An editor of tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
-        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
+        let (tables, space, epoch, account) = (&mut self.tables, &mut self.space, self.epoch, NO_ACCOUNT);
+        Editor { tables, space, epoch, until, confirmed, account }
     }
 
     /// Length of the pool in bytes.
@@ -165,8 +167,13 @@ impl Catalog {
         }
     }
 
-    /// Pages that the next checkpoint writes, at most.
+    /// Pages that the next checkpoint writes, at most, also if pages of every account become free before it.
     pub fn checkpoint_pages(&self) -> u64 {
+        self.changed_pages() + 2 * self.space.accounts.len() as u64
+    }
+
+    /// Pages that a checkpoint now would write, at most.
+    pub fn changed_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
         (self.tables.dirty() + self.directory.changed_pages() * 2) as u64 + LEAST_CHECKPOINT_PAGES
     }
@@ -174,8 +181,7 @@ impl Catalog {
     /// Whether the pool is nearly full, and a checkpoint now, which would write at least `pages`, would leave more
     /// space to the next verbs.
     pub fn is_short_of_space(&self, pages: u64) -> bool {
-        let checkpoint = self.checkpoint_pages();
-        checkpoint >= pages && self.space.unreserved(checkpoint) == 0
+        self.changed_pages() >= pages && self.space.unreserved(self.checkpoint_pages()) == 0
     }
 
     /// Admits what takes free pages; see [`Space::reserve`].
@@ -333,6 +339,8 @@ pub enum Failure {
     Changed,
     /// The volume would exceed its quota.
     OverQuota,
+    /// More would be charged to the volume than its bound allows.
+    OverBound,
 }
 
 impl From<Stop> for Failure {

@@ -1,10 +1,11 @@
 //! One entry of a map table: 16 bytes that describe a range of a volume.
 //!
-//! Bits, lowest first: page 40, mapped 17, kind 3, birth 36, checksum 32. Little-endian on disk.
+//! Bits, lowest first: page 40, mapped 17, kind 3, birth 36, checksum 32. Little-endian on disk. Entries of data have
+//! the number of an account in the place of the checksum.
 
 use std::fmt;
 
-use crate::types::{Block, Epoch, MAX_EPOCH, PageAddr, entry_span};
+use crate::types::{AccountId, Block, Epoch, MAX_EPOCH, PageAddr, entry_span};
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +116,18 @@ impl MapEntry {
     pub fn mapping(self, pages: u32) -> MapEntry {
         debug_assert!(self.kind() == Kind::Table && u128::from(pages) <= MAPPED_MASK);
         MapEntry(self.0 & !(MAPPED_MASK << MAPPED_SHIFT) | u128::from(pages) << MAPPED_SHIFT)
+    }
+
+    /// The same entry of data, charged to `account`.
+    #[must_use]
+    pub fn charged_to(self, account: AccountId) -> MapEntry {
+        debug_assert!(matches!(self.kind(), Kind::Page | Kind::Block));
+        MapEntry(self.0 & !(u128::from(u32::MAX) << SUM_SHIFT) | u128::from(account.0) << SUM_SHIFT)
+    }
+
+    /// Returns the account that the data is charged to (kinds page and block).
+    pub fn account(self) -> AccountId {
+        AccountId(self.checksum())
     }
 
     fn number(self) -> u8 {
@@ -237,6 +250,9 @@ mod tests {
         let e = MapEntry::table(TableRef::on_disk(PageAddr(0)), Epoch(0), 0).mapping(65536);
         assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, 0, 0, Kind::Table, 65536));
         assert_eq!(e.mapping(1).mapped(), 1);
+        let e = MapEntry::page(PageAddr(top), Epoch(0)).charged_to(AccountId(u32::MAX));
+        assert_eq!((e.addr().0, e.birth().0, e.account(), e.mapped()), (top, 0, AccountId(u32::MAX), 0));
+        assert_eq!(e.charged_to(AccountId(0)), MapEntry::page(PageAddr(top), Epoch(0)));
         let e = MapEntry::page(PageAddr(0), Epoch(last));
         assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, last, 0, Kind::Page, 0));
         assert_eq!(MapEntry::from_bytes(e.to_bytes()), e);

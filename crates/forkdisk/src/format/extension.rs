@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::types::VolumeId;
+use crate::types::{AccountId, CHECKSUMS, MAX_VOLUME_SIZE, NO_ACCOUNT, VolumeId};
 
 use super::cursor::{Append, Reader};
 
@@ -89,6 +89,31 @@ impl WritePolicy {
     }
 }
 
+/// The bound of a volume: an account to which the pages that it writes are charged, and how many those may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Number of the account.
+    pub account: AccountId,
+    /// Most bytes that may be charged to it.
+    pub diverge: u64,
+    /// Pages charged to it, as of a checkpoint. In a record it has no meaning.
+    pub charged: u64,
+}
+
+impl Bound {
+    fn encode(self) -> Vec<u8> {
+        [&self.account.0.to_le_bytes()[..], &self.diverge.to_le_bytes(), &self.charged.to_le_bytes()].concat()
+    }
+
+    fn decode(value: &[u8]) -> Option<Bound> {
+        let mut r = Reader(value);
+        let bound = Bound { account: AccountId(r.u32()?), diverge: r.u64()?, charged: r.u64()? };
+        let is_sound =
+            bound.account != NO_ACCOUNT && bound.account != CHECKSUMS && (1..=MAX_VOLUME_SIZE).contains(&bound.diverge);
+        (is_sound && r.0.is_empty()).then_some(bound)
+    }
+}
+
 /// What the extension of a volume or snapshot stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
@@ -104,6 +129,8 @@ pub struct Extension {
     pub labels: BTreeMap<String, String>,
     /// Which writes a volume does not store.
     pub writes: WritePolicy,
+    /// How far a volume may diverge from what it was made from, if that is bounded.
+    pub bound: Option<Bound>,
     /// Fields of later versions: kinds and values, kept as they are.
     pub unknown: Vec<(u8, Vec<u8>)>,
 }
@@ -114,6 +141,7 @@ const LEASE_KIND: u8 = 3;
 const CREATED_BY_KIND: u8 = 4;
 const LABEL_KIND: u8 = 5;
 const WRITES_KIND: u8 = 6;
+const BOUND_KIND: u8 = 7;
 /// Unknown kinds from here on are kept; those below are damage.
 const FIRST_KEPT_KIND: u8 = 128;
 
@@ -152,6 +180,9 @@ impl Extension {
         }
         if self.writes != WritePolicy::ALL {
             field(WRITES_KIND, &[self.writes.encode()]);
+        }
+        if let Some(bound) = self.bound {
+            field(BOUND_KIND, &bound.encode());
         }
         self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
         out
@@ -201,6 +232,7 @@ impl Extension {
                 is_new.then_some(())?;
             }
             WRITES_KIND => self.writes = WritePolicy::decode(value)?,
+            BOUND_KIND => self.bound = Some(Bound::decode(value)?),
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -259,6 +291,7 @@ pub mod tests {
             created_by: "c".repeat(MAX_CREATED_BY_BYTES),
             labels: BTreeMap::from([(label, value)]),
             writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
+            bound: Some(Bound { account: AccountId(u32::MAX - 1), diverge: MAX_VOLUME_SIZE, charged: u64::MAX }),
             unknown: Vec::new(),
         }
     }
@@ -275,7 +308,7 @@ pub mod tests {
         let longest = longest();
         assert_eq!(trip(&longest).as_ref(), Some(&longest));
         // For fields of later versions: docs/format.md.
-        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 41);
+        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 18);
         let mut slot = [0; super::super::volume::DIRECTORY_SLOT_BYTES];
         longest.encode_slot(VolumeId(9), &mut slot);
         assert_eq!(Extension::decode_slot(&slot), Some((VolumeId(9), longest)));
@@ -286,7 +319,7 @@ pub mod tests {
         let later =
             Extension { unknown: vec![(128, vec![1, 2]), (128, vec![]), (255, vec![3])], ..Extension::default() };
         assert_eq!(trip(&later).as_ref(), Some(&later));
-        for kind in [0, 7, 127] {
+        for kind in [0, 8, 127] {
             assert_eq!(Extension::decode(&mut Reader(&[4, 0, kind, 1, 0, 0])), None, "kind {kind}");
         }
     }
@@ -307,6 +340,9 @@ pub mod tests {
             vec![6, 1, 0, 0],
             vec![6, 1, 0, 4],
             vec![6, 2, 0, 1, 1],
+            [&[7, 20, 0, 0, 0, 0, 0, 1][..], &[0; 15]].concat(),
+            [&[7, 20, 0, 1, 0, 0, 0, 0][..], &[0; 15]].concat(),
+            [&[7, 21, 0, 1, 0, 0, 0, 1][..], &[0; 16]].concat(),
             vec![5, 0, 0],
             vec![5, 1, 0, 0],
             vec![5, 2, 0, 2, b'a'],

@@ -3,7 +3,7 @@
 //! An example is a fenced block ```` ```hex NAME LENGTH ````. Each of its lines has an offset and the bytes
 //! there (hexadecimal), and behind `|` what they are; bytes that no line lists are 0.
 
-use crate::types::{Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
+use crate::types::{AccountId, Block, Epoch, PAGE_SIZE, PageAddr, TABLE_FANOUT, VirtualPage, VolumeId};
 
 use super::checksum::{Seed, page_checksum};
 use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, encode_count_segment};
@@ -21,7 +21,7 @@ use super::volume::{
     Attributes, FileKind, Identity, NO_VOLUME, OriginFull, OriginRecord, SnapshotFlags, VolumeRecord, VolumeState,
 };
 use super::{
-    CountNode, DirectorySlot, Extension, Lease, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, WritePolicy, Writes, Zeroes,
+    Bound, CountNode, DirectorySlot, Extension, Lease, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, WritePolicy, Writes, Zeroes,
     decode_directory_page, encode_directory_page,
 };
 
@@ -202,6 +202,7 @@ fn extension() -> Extension {
         created_by: "cli:uid=0".into(),
         labels: [("job", "42"), ("owner", "ci")].map(|(key, value)| (key.to_string(), value.to_string())).into(),
         writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
+        bound: Some(Bound { account: AccountId(5), diverge: 1 << 30, charged: 2 }),
         unknown: vec![(0x80, vec![1])],
     }
 }
@@ -284,6 +285,7 @@ fn superblock() {
         transactions: false,
         special_files: false,
         extensions: false,
+        bounds: false,
         preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },

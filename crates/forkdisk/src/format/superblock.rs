@@ -34,13 +34,16 @@ const HAS_TRANSACTIONS: u64 = 16;
 const HAS_SPECIAL_FILES: u64 = 32;
 /// Incompatible feature: the directory may have extensions, and the journal records that set them.
 const HAS_EXTENSIONS: u64 = 64;
+/// Incompatible feature: volumes may have bounds, and entries of data the numbers of accounts.
+const HAS_BOUNDS: u64 = 128;
 const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
     | HAS_CHECKSUM_UUID
     | HAS_HEARTBEAT
     | HAS_LARGE_COUNTS
     | HAS_TRANSACTIONS
     | HAS_SPECIAL_FILES
-    | HAS_EXTENSIONS;
+    | HAS_EXTENSIONS
+    | HAS_BOUNDS;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -99,6 +102,8 @@ pub struct Superblock {
     pub special_files: bool,
     /// There may be extensions, so that versions that do not know them refuse the pool.
     pub extensions: bool,
+    /// There may be bounds, so that versions that do not know them refuse the pool.
+    pub bounds: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -137,6 +142,7 @@ impl Superblock {
             bit(self.transactions, HAS_TRANSACTIONS),
             bit(self.special_files, HAS_SPECIAL_FILES),
             bit(self.extensions, HAS_EXTENSIONS),
+            bit(self.bounds, HAS_BOUNDS),
         ];
         out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
@@ -218,6 +224,7 @@ impl Superblock {
                 transactions: incompatible & HAS_TRANSACTIONS != 0,
                 special_files: incompatible & HAS_SPECIAL_FILES != 0,
                 extensions: incompatible & HAS_EXTENSIONS != 0,
+                bounds: incompatible & HAS_BOUNDS != 0,
                 preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
@@ -276,6 +283,7 @@ impl Superblock {
             transactions: false,
             special_files: false,
             extensions: false,
+            bounds: false,
             preallocated: false,
             copier,
             heartbeat: 0,
@@ -317,6 +325,7 @@ mod tests {
             transactions: true,
             special_files: true,
             extensions: true,
+            bounds: true,
             preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,

@@ -48,6 +48,8 @@ pub struct Live {
     pub backing: BackingState,
     /// Quota promised to writes under way.
     pub claims: Rc<QuotaClaims>,
+    /// New pages promised to writes under way, which the bound of the volume has to allow.
+    pub new_pages: Rc<QuotaClaims>,
     /// How often it was given other contents as a whole while it was in use.
     pub rollbacks: Cell<u64>,
     /// Which writes are not stored.

@@ -6,9 +6,10 @@ use smallvec::SmallVec;
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::correct;
-use crate::space::{self, Space, delta};
-use crate::types::{BLOCK_PAGES, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
+use crate::space::{self, Credits, Space, delta};
+use crate::types::{AccountId, BLOCK_PAGES, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, table_span};
 
+use super::charges::NO_PAGES;
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
 
@@ -46,11 +47,11 @@ impl From<space::Refusal> for Stop {
 
 /// As [`Entries::as_block`], but examines only the first and the last entry.
 #[cfg(feature = "planted")]
-fn ends_of_block(entries: &Entries) -> Option<(crate::types::Block, Epoch, Epoch)> {
+fn ends_of_block(entries: &Entries) -> Option<(MapEntry, Epoch)> {
     let (first, last) = (entries.get(0), entries.get(TABLE_FANOUT - 1));
     let fits = !first.is_absent() && first.addr().index() == 0 && !last.is_absent();
     let birth = first.birth().min(last.birth());
-    (fits && last.addr().0 == first.addr().0 + 255).then(|| (first.addr().block(), birth, birth))
+    (fits && last.addr().0 == first.addr().0 + 255).then(|| (MapEntry::block(first.addr().block(), birth), birth))
 }
 
 /// Tables from the root down to the target, with the slot taken in each.
@@ -65,6 +66,8 @@ pub struct Editor<'a> {
     pub until: u64,
     /// Up to where the journal is durable.
     pub confirmed: u64,
+    /// The account that new pages are charged to.
+    pub account: AccountId,
 }
 
 /// Adds and subtracts seams of a volume. An estimate does not go below 0.
@@ -231,21 +234,24 @@ impl Editor<'_> {
         if covers_block {
             let path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.find_leaf(self.tables.node(id).entry(slot))?;
+            let old = self.find_leaf(self.tables.node(id).entry(slot), NO_PAGES)?;
             let gone = self.drop_leaf(old);
             self.space.incr_block(to.block());
+            self.space.accounts.charge(self.account, BLOCK_PAGES);
             count_seams(volume, 0, gone.seams);
-            self.tables.set(id, slot, MapEntry::block(to.block(), self.epoch));
+            self.tables.set(id, slot, MapEntry::block(to.block(), self.epoch).charged_to(self.account));
             volume.referenced = volume.referenced + BLOCK_PAGES - gone.pages;
             return Ok(());
         }
         let path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + len as usize;
+        let freed = self.freed_in(leaf, slots.clone(), NO_PAGES)?;
         count_seams(volume, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        let gone = self.give_up_pages(leaf, slots.clone());
-        self.tables.set_run(leaf, slots.clone(), MapEntry::page(to, self.epoch));
+        let gone = self.give_up_pages(leaf, slots.clone(), freed);
+        self.tables.set_run(leaf, slots.clone(), MapEntry::page(to, self.epoch).charged_to(self.account));
         self.space.incr_pages(to, len);
+        self.space.accounts.charge(self.account, len);
         volume.referenced = volume.referenced + len - gone;
         count_seams(volume, self.seams_around(leaf, slots), 0);
         self.promote(volume, &path);
@@ -253,8 +259,9 @@ impl Editor<'_> {
     }
 
     /// Removes one reference from the targets of the `slots` of a leaf, which are about to be set; returns
-    /// how many pages that is.
-    pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>) -> u64 {
+    /// how many pages that is. `freed` is credited.
+    pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>, freed: Credits) -> u64 {
+        self.space.accounts.credit(freed);
         let entries = self.tables.node(leaf).entries();
         let mut gone = 0;
         for (first, n) in entries.page_runs(slots) {
@@ -275,11 +282,11 @@ impl Editor<'_> {
         let &(leaf, _) = path.last().expect("a path has a table");
         let entries = self.tables.node(leaf).entries();
         let block = correct!(entries.as_block(), Bug::PromotesIncompleteRun => ends_of_block(entries));
-        let Some((block, birth, _)) = block.filter(|&(_, oldest, _)| oldest > volume.shared_at) else { return };
-        self.space.promote(block);
+        let Some((block, _)) = block.filter(|(block, _)| block.birth() > volume.shared_at) else { return };
+        self.space.promote(block.addr().block());
         self.tables.remove(leaf);
         let &(parent, slot) = &path[path.len() - 2];
-        self.tables.set(parent, slot, MapEntry::block(block, birth));
+        self.tables.set(parent, slot, block);
     }
 
     /// Whether the data at `at` is exclusive to this volume, by the counts (slow).

@@ -9,7 +9,8 @@ use std::ops::Range;
 use smallvec::{Array, SmallVec};
 
 use crate::format::{Kind, MapEntry};
-use crate::types::{Block, Epoch, PageAddr, TABLE_FANOUT, replace};
+use crate::planted::correct;
+use crate::types::{Epoch, PageAddr, TABLE_FANOUT, replace};
 
 /// Most runs: half of the memory of an array.
 const MAX_OWN_ENTRIES: usize = 113;
@@ -218,9 +219,9 @@ impl Entries {
         self.runs(0..TABLE_FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
     }
 
-    /// If all are pages of one block, each at its place in the block: returns the block, and their oldest and
-    /// youngest birth.
-    pub fn as_block(&self) -> Option<(Block, Epoch, Epoch)> {
+    /// If all are pages of one block, each at its place in the block, and charged to the same account: returns the entry
+    /// of the block with the oldest birth, and the youngest birth.
+    pub fn as_block(&self) -> Option<(MapEntry, Epoch)> {
         let first = self.get(0);
         if first.is_absent() || first.addr().index() != 0 {
             return None;
@@ -230,9 +231,12 @@ impl Entries {
             if entry.is_absent() || entry.addr().0 != first.addr().0 + slots.start as u64 {
                 return None;
             }
+            if correct!(entry.account() != first.account(), Bug::PromotionMergesAccounts => false) {
+                return None;
+            }
             (oldest, youngest) = (oldest.min(entry.birth()), youngest.max(entry.birth()));
         }
-        Some((first.addr().block(), oldest, youngest))
+        Some((MapEntry::block(first.addr().block(), oldest).charged_to(first.account()), youngest))
     }
 
     /// Returns the entries as an array.
@@ -291,14 +295,14 @@ fn length(entries: &[MapEntry]) -> usize {
 fn follows(base: MapEntry, slot: usize) -> MapEntry {
     match base.is_absent() {
         true => MapEntry::ABSENT,
-        false => MapEntry::page(base.addr().block().page(slot), base.birth()),
+        false => MapEntry::page(base.addr().block().page(slot), base.birth()).charged_to(base.account()),
     }
 }
 
 /// Returns the block that an entry is a page of, if the page lies at its place in it.
 fn block_behind(entry: MapEntry, slot: usize) -> Option<MapEntry> {
     (entry.kind() == Kind::Page && entry.addr().index() == slot)
-        .then(|| MapEntry::block(entry.addr().block(), entry.birth()))
+        .then(|| MapEntry::block(entry.addr().block(), entry.birth()).charged_to(entry.account()))
 }
 
 impl Sparse {
@@ -462,7 +466,7 @@ mod tests {
             assert!(entries.bytes() <= 144, "{}", entries.bytes());
             for entries in [filled(base), entries] {
                 assert_eq!(entries.runs(0..TABLE_FANOUT).collect::<Vec<_>>(), [(0..TABLE_FANOUT, page(512))]);
-                assert_eq!(entries.as_block(), Some((Block(2), Epoch(9), Epoch(9))));
+                assert_eq!(entries.as_block(), Some((MapEntry::block(Block(2), Epoch(9)), Epoch(9))));
             }
         }
     }
@@ -474,9 +478,9 @@ mod tests {
         entries.set_run(10..200, page(5000));
         entries.set_run(10..200, MapEntry::page(Block(3).page(10), Epoch(4)));
         assert_eq!(entries.runs(0..TABLE_FANOUT).count(), 1);
-        assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(4))));
+        assert_eq!(entries.as_block(), Some((block, Epoch(4))));
         entries.set(7, MapEntry::page(Block(3).page(7), Epoch(6)));
-        assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(6))));
+        assert_eq!(entries.as_block(), Some((block, Epoch(6))));
         entries.set(8, MapEntry::page(Block(3).page(9), Epoch(6)));
         assert_eq!(entries.as_block(), None, "not where the block has it");
         entries.set(8, MapEntry::ABSENT);

@@ -3,17 +3,21 @@
 use std::ops::Range;
 
 use crate::format::{Kind, MapEntry, VolumeRecord};
-use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, TABLE_FANOUT, VirtualPage, entry_span, table_span};
+use crate::types::{
+    AccountId, BLOCK_PAGES, Block, Epoch, NO_ACCOUNT, PageAddr, TABLE_FANOUT, VirtualPage, entry_span, table_span,
+};
 
 use super::edit::Editor;
 use super::entries::Entries;
 use super::store::{TableMiss, Tables};
 
-/// A run of pages of a volume: all holes, or contiguous in the pool and born in one epoch.
+/// A run of pages of a volume: all holes, or contiguous in the pool, born in one epoch and charged to one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Where the first page lies and the oldest birth among the run's entries; `None`: a hole.
     pub data: Option<(PageAddr, Epoch)>,
+    /// The account that the pages are charged to.
+    pub account: AccountId,
     /// Number of pages.
     pub len: u64,
 }
@@ -36,7 +40,7 @@ impl Home {
 
 /// Returns the run that starts at `at`, at most `max` pages (`max` > 0).
 pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: u64) -> Result<Run, TableMiss> {
-    let hole = |len: u64| Ok(Run { data: None, len: len.min(max) });
+    let hole = |len: u64| Ok(Run { data: None, account: NO_ACCOUNT, len: len.min(max) });
     let mut entry = volume.root;
     let mut level = volume.level;
     if at.0 >= table_span(level) {
@@ -50,7 +54,8 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
             Kind::Absent => return hole(left),
             Kind::Block => {
                 let first = PageAddr(entry.addr().0 + at.0 % BLOCK_PAGES);
-                return Ok(Run { data: Some((first, entry.birth())), len: left.min(max) });
+                let data = Some((first, entry.birth()));
+                return Ok(Run { data, account: entry.account(), len: left.min(max) });
             }
             Kind::Table => {
                 let id = tables.get(entry, level)?;
@@ -75,7 +80,8 @@ fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
         let goes_on = |(slots, entry): &(Range<usize>, MapEntry)| *entry == first.behind(slots.start - from);
         len = entries.runs(from..from + limit).take_while(goes_on).map(|(slots, _)| slots.len()).sum();
     }
-    Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len: len as u64 }
+    let data = (!first.is_absent()).then_some((first.addr(), first.birth()));
+    Run { data, account: first.account(), len: len as u64 }
 }
 
 /// Returns the entry of level 1 that covers `at`: absent, a block, or a leaf.

@@ -4,6 +4,7 @@
 //! [`Stop`]; the caller loads the table and calls again. Every function may be repeated after a `Stop`: it
 //! either changed nothing or only copied tables without changing their contents.
 
+mod charges;
 mod edit;
 mod entries;
 mod family;

@@ -110,7 +110,10 @@ impl Editor<'_> {
         for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
             self.table_count(part.entry.table_ref())?;
         }
+        let (charges, credits) = self.charges_of_move(family, moved, &referring)?;
         // From here on no lookup can miss: the counts above are in memory.
+        charges.iter().for_each(|&(account, pages)| self.space.accounts.charge(account, pages));
+        self.space.accounts.credit(credits);
         let mut out = Gathered::default();
         let mut nodes: Vec<Option<NodeId>> = family.parts.iter().map(|part| part.node).collect();
         for i in family.downwards().into_iter().filter(|&i| changes[i]) {
@@ -149,7 +152,7 @@ impl Editor<'_> {
 }
 
 /// Returns the new place of the page of a slot, if it was moved.
-fn is_moved(entry: MapEntry, slot: usize, run: &MovedRun) -> Option<PageAddr> {
+pub(super) fn is_moved(entry: MapEntry, slot: usize, run: &MovedRun) -> Option<PageAddr> {
     let (from, to) = run.of(slot)?;
     (entry.kind() == Kind::Page && entry.addr() == from).then_some(to)
 }
@@ -257,7 +260,7 @@ fn replace(
             let old = editor.tables.node(node).entry(slot);
             let Some(to) = is_moved(old, slot, run) else { continue };
             let birth = correct!(old.birth(), Bug::GatherRejuvenates => editor.epoch);
-            editor.tables.set(node, slot, MapEntry::page(to, birth));
+            editor.tables.set(node, slot, MapEntry::page(to, birth).charged_to(old.account()));
             editor.space.decr_page(old.addr(), editor.until);
             editor.space.incr_page(to);
         }
@@ -269,7 +272,8 @@ fn replace(
 /// Turns a leaf whose pages lie in one block, in place, into a block entry of everything that refers to
 /// it.
 fn promote_shared(editor: &mut Editor<'_>, family: &Family, part: &SubMap, node: NodeId, nodes: &[Option<NodeId>]) {
-    let Some((block, oldest, youngest)) = editor.tables.node(node).entries().as_block() else { return };
+    let Some((entry, youngest)) = editor.tables.node(node).entries().as_block() else { return };
+    let (block, oldest) = (entry.addr().block(), entry.birth());
     // One birth stands for all pages: no volume may take exclusive pages for shared, or shared ones for
     // exclusive.
     let alike = |&m: &usize| {
@@ -286,6 +290,5 @@ fn promote_shared(editor: &mut Editor<'_>, family: &Family, part: &SubMap, node:
     let until = editor.tables.lost_until_of(node);
     correct!(editor.space.note_lost(block, until), Bug::GatherForgetsLosses => ());
     editor.tables.remove(node);
-    let entry = MapEntry::block(block, oldest);
     refer(editor, family, part, entry, nodes, &mut Gathered::default());
 }

@@ -5,6 +5,7 @@ use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, VirtualPage, entry_span, table_span};
 
+use super::charges::block_pages;
 use super::edit::count_seams;
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
@@ -78,9 +79,11 @@ impl Editor<'_> {
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + n as usize;
+        let freed = self.freed_in(leaf, slots.clone(), (addr, n))?;
         count_seams(target, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        let gone = self.give_up_pages(leaf, slots.clone());
+        let gone = self.give_up_pages(leaf, slots.clone(), freed);
         let entry = MapEntry::page(addr, correct!(birth, Bug::RangeCloneRejuvenates => self.epoch));
+        let entry = entry.charged_to(correct!(run.account, Bug::RangeCloneForgetsAccount => self.account));
         self.tables.set_run(leaf, slots.clone(), entry);
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
@@ -148,7 +151,7 @@ fn share_entry(
     let gone = match old.kind() {
         Kind::Table if is_alone && level > 1 => Replaced::Table(old),
         Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
-        _ => Replaced::Leaf(editor.find_leaf(old)?),
+        _ => Replaced::Leaf(editor.find_leaf(old, block_pages(entry))?),
     };
     // From here on no lookup can miss. The new reference first: the old one may be to something below the
     // same table.

@@ -1,8 +1,10 @@
 //! Removing mappings: holes, and the walk that frees the space of a dead volume.
 
 use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
-use crate::types::{BLOCK_PAGES, Block, TABLE_FANOUT, VirtualPage, entry_span, table_span};
+use crate::space::Credits;
+use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, VirtualPage, entry_span, table_span};
 
+use super::charges::NO_PAGES;
 use super::edit::count_seams;
 use super::edit::{Editor, Path, Stop};
 use super::store::NodeId;
@@ -16,22 +18,27 @@ pub(super) struct ReleasedPages {
 /// The target of an entry of level 1, with everything needed to release it.
 pub(super) enum Leaf {
     Absent,
-    Block(Block),
+    Block(Block, Credits),
     /// A table that other entries point to as well.
     Shared(NodeId, TableRef),
     /// A table that only this entry points to.
-    Own(NodeId, TableRef),
+    Own(NodeId, TableRef, Credits),
 }
 
 impl Editor<'_> {
-    /// Looks up the target of an entry of level 1; changes nothing.
-    pub(super) fn find_leaf(&mut self, entry: MapEntry) -> Result<Leaf, Stop> {
+    /// Looks up the target of an entry of level 1, which is to be released while `kept` get a reference more; changes
+    /// nothing.
+    pub(super) fn find_leaf(&mut self, entry: MapEntry, kept: (PageAddr, u64)) -> Result<Leaf, Stop> {
         match entry.kind() {
             Kind::Absent => Ok(Leaf::Absent),
-            Kind::Block => Ok(Leaf::Block(entry.addr().block())),
+            Kind::Block => Ok(Leaf::Block(entry.addr().block(), self.freed_with_block(entry, kept)?)),
             Kind::Table => {
                 let (leaf, at) = (self.tables.get(entry, 0)?, entry.table_ref());
-                Ok(if self.table_count(at)? > 1 { Leaf::Shared(leaf, at) } else { Leaf::Own(leaf, at) })
+                if self.table_count(at)? > 1 {
+                    return Ok(Leaf::Shared(leaf, at));
+                }
+                let freed = self.freed_in(leaf, 0..TABLE_FANOUT, kept)?;
+                Ok(Leaf::Own(leaf, at, freed))
             }
             Kind::Page | Kind::Unknown(_) => unreachable!("not in a table of level 1"),
         }
@@ -39,23 +46,25 @@ impl Editor<'_> {
 
     /// Removes one reference from the target of an entry of level 1; returns what was mapped.
     pub(super) fn drop_leaf(&mut self, leaf: Leaf) -> ReleasedPages {
-        let (leaf, at, is_shared) = match leaf {
+        let (leaf, at, freed) = match leaf {
             Leaf::Absent => return ReleasedPages { pages: 0, seams: 0 },
-            Leaf::Block(block) => {
+            Leaf::Block(block, freed) => {
+                self.space.accounts.credit(freed);
                 self.space.decr_block(block, self.until);
                 return ReleasedPages { pages: BLOCK_PAGES, seams: 0 };
             }
-            Leaf::Shared(leaf, at) => (leaf, at, true),
-            Leaf::Own(leaf, at) => (leaf, at, false),
+            Leaf::Shared(leaf, at) => (leaf, at, None),
+            Leaf::Own(leaf, at, freed) => (leaf, at, Some(freed)),
         };
         self.tables.follow_from(leaf);
         let entries = self.tables.node(leaf).entries();
         let held = ReleasedPages { pages: entries.mapped(), seams: entries.seams() };
-        if is_shared {
-            self.unshare_table(at);
-        } else {
-            self.give_up_pages(leaf, 0..TABLE_FANOUT);
-            self.free_table(leaf, at);
+        match freed {
+            None => self.unshare_table(at),
+            Some(freed) => {
+                self.give_up_pages(leaf, 0..TABLE_FANOUT, freed);
+                self.free_table(leaf, at);
+            }
         }
         held
     }
@@ -76,7 +85,7 @@ impl Editor<'_> {
         if stop - at.0 == BLOCK_PAGES {
             let mut path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.find_leaf(self.tables.node(id).entry(slot))?;
+            let old = self.find_leaf(self.tables.node(id).entry(slot), NO_PAGES)?;
             let gone = self.drop_leaf(old);
             volume.referenced -= gone.pages;
             count_seams(volume, 0, gone.seams);
@@ -87,8 +96,9 @@ impl Editor<'_> {
         let mut path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + (stop - at.0) as usize;
+        let freed = self.freed_in(leaf, slots.clone(), NO_PAGES)?;
         count_seams(volume, 0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        volume.referenced -= self.give_up_pages(leaf, slots.clone());
+        volume.referenced -= self.give_up_pages(leaf, slots.clone(), freed);
         self.tables.set_run(leaf, slots, MapEntry::ABSENT);
         self.prune(volume, &mut path);
         Ok(VirtualPage(stop))
@@ -134,7 +144,7 @@ impl Editor<'_> {
                     level -= 1;
                 }
                 _ => {
-                    let leaf = self.find_leaf(entry)?;
+                    let leaf = self.find_leaf(entry, NO_PAGES)?;
                     self.drop_leaf(leaf);
                     break span;
                 }

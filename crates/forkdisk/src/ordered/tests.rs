@@ -40,7 +40,14 @@ impl World {
     fn run<T>(&mut self, mut f: impl FnMut(&mut Editor<'_>, &mut TreeRoot) -> Result<T, Stop>) -> T {
         loop {
             let (epoch, until, confirmed) = (Epoch(1), 0, 0);
-            let mut editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch, until, confirmed };
+            let mut editor = Editor {
+                tables: &mut self.tables,
+                space: &mut self.space,
+                epoch,
+                until,
+                confirmed,
+                account: crate::types::NO_ACCOUNT,
+            };
             match f(&mut editor, &mut self.root) {
                 Ok(value) => return value,
                 Err(Stop::Table(miss)) => {

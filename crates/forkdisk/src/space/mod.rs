@@ -8,6 +8,7 @@
 //!
 //! A checkpoint that changes little writes no count pages: it adds the changes to a log, until that is full.
 
+pub mod accounts;
 mod affinity;
 pub mod alloc;
 pub mod contiguous;
@@ -34,6 +35,7 @@ use retained::Retained;
 use tree::CountLogState;
 use view_counts::ViewImages;
 
+pub use accounts::{Accounts, Credits, credit};
 pub use alloc::{Need, Reservation};
 pub use count_images::{Step, WrittenCounts};
 
@@ -189,6 +191,8 @@ pub struct Space {
     retained: Retained,
     /// A stream begins at a multiple of this many blocks if it can.
     begin_at: u64,
+    /// What is charged to volumes.
+    pub accounts: Accounts,
     /// Damaged count pages of a pool that is only read: their counts are unknown.
     lost: BTreeSet<CountNode>,
 }
@@ -227,6 +231,7 @@ impl Space {
             returning: 0,
             retained: Retained::default(),
             begin_at: 1,
+            accounts: Accounts::default(),
             lost: BTreeSet::new(),
         };
         space.available = space.free_by_roots();

@@ -109,7 +109,7 @@ impl<D: Device> Store<D> {
 pub fn start_for_space<D: Device>(store: &Rc<Store<D>>) {
     let helps = {
         let meta = store.meta.borrow();
-        meta.checkpoint_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0
+        meta.changed_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0
     };
     if helps {
         start_checkpoint(store);

@@ -28,7 +28,7 @@ use crate::runtime::yield_now;
 use crate::space::{Refusal, Step, WrittenCounts, alloc, count_images, delta, view_counts};
 use crate::store::{checkpoint, host_enospc, publish, retained, view};
 use crate::sync::LockMode;
-use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
+use crate::types::{CHECKSUMS, PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
 use super::{Root, Store};
@@ -75,12 +75,14 @@ fn on_disk_slot(meta: &Catalog, slot: &Option<DirectorySlot>) -> Option<Director
 
 /// Step 1. Loads everything it may need first; the rest cannot fail.
 fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
+    correct!(meta.enter_charges(), Bug::ChargesNotCheckpointed => ());
     let changed = meta.directory.changed_entries();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
     // These losses belong to the checkpoint.
     let (until, confirmed) = (0, 0);
-    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
+    let (tables, space, epoch, account) = (&mut meta.tables, &mut meta.space, meta.epoch, CHECKSUMS);
+    let mut editor = Editor { tables, space, epoch, until, confirmed, account };
     for (number, records) in &changed {
         let at = VirtualPage(*number);
         editor.raise(&mut meta.directory_map, number + 1);
@@ -112,6 +114,7 @@ fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
     let mut next = || places.next().expect("as many pages as were asked for");
 
     meta.directory.take_changed();
+    meta.space.accounts.take_changed();
     let mut pages = Vec::with_capacity(leaves.len());
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
@@ -205,6 +208,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         transactions: true,
         special_files: true,
         extensions: true,
+        bounds: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -436,6 +440,7 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             transactions,
             special_files: true,
             extensions: correct!(true, Bug::FeatureBitAfterExtension => old.extensions),
+            bounds: true,
             ..old.clone()
         }
     };

@@ -88,6 +88,7 @@ impl<'a, D: Device> Retry<'a, D> {
                 Failure::Gone => return Err(deleted_error().into()),
                 Failure::Changed => return Err(changed_error().into()),
                 Failure::OverQuota => return Err(over_quota_error().into()),
+                Failure::OverBound => return Err(over_bound_error().into()),
             };
             self.misses += 1;
             if self.misses == PIN_AFTER_MISSES {
@@ -176,6 +177,13 @@ pub fn no_space_error() -> Error {
 /// A write would exceed its volume's quota.
 fn over_quota_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
+}
+
+/// A write would exceed the bound of its volume.
+fn over_bound_error() -> Error {
+    let why = "the volume has diverged as far as its bound allows; discard what it wrote, delete snapshots of it or raise \
+               diverge";
+    Error::new(ErrorKind::NoSpace, why)
 }
 
 impl<D: Device> Store<D> {

@@ -128,6 +128,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         transactions: false,
         special_files: false,
         extensions: false,
+        bounds: false,
         preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
@@ -452,8 +453,9 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let special_files =
             old.special_files && (!clean || directory::has_special_files(&store.meta.borrow().directory));
         let extensions = old.extensions && (!clean || extensions::has_some(&store.meta.borrow().directory));
+        let bounds = old.bounds && (!clean || extensions::has_bounds(&store.meta.borrow().directory));
         let generation = old.generation + 1;
-        let clean = Superblock { generation, clean, transactions, special_files, extensions, ..old };
+        let clean = Superblock { generation, clean, transactions, special_files, extensions, bounds, ..old };
         checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.
@@ -514,5 +516,6 @@ pub async fn load_directory<D: Device>(store: &Store<D>) -> Result<()> {
     let strays = extensions::refuse_strays(&meta.directory);
     strays.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
     meta.directory.take_changed();
+    meta.open_accounts();
     Ok(())
 }

@@ -92,7 +92,7 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
         Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
         Err(Failure::Gone) => Err(deleted_error()),
         Err(Failure::Changed) => Err(changed_error()),
-        Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
+        Err(Failure::OverQuota | Failure::OverBound) => unreachable!("verbs on volumes map nothing"),
         Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
     }
 }

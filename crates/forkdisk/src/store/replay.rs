@@ -236,6 +236,10 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
         let why = "the journal sets the extension of a volume, and the superblock says that there are none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
+    if sets_bound(record) && !store.superblock.borrow().bounds {
+        let why = "the journal sets the bound of a volume, and the superblock says that there are none";
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
     if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
         take_place(store, *to, u64::from(*len)).await?;
     }
@@ -253,6 +257,14 @@ fn sets_extension(record: &Record) -> bool {
     match record {
         Record::Transaction { parts } => parts.iter().any(sets_extension),
         record => matches!(record, Record::SetExtension { .. }),
+    }
+}
+
+fn sets_bound(record: &Record) -> bool {
+    match record {
+        Record::Transaction { parts } => parts.iter().any(sets_bound),
+        Record::SetExtension { extension, .. } => extension.bound.is_some(),
+        _ => false,
     }
 }
 

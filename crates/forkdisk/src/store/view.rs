@@ -15,7 +15,7 @@ use crate::format::{MapEntry, Superblock, TreeRoot, VolumeState};
 use crate::space::view_counts;
 use crate::store::{checkpoint, retained};
 use crate::sync::RangeLocks;
-use crate::types::VolumeId;
+use crate::types::{AccountId, VolumeId};
 
 use super::Store;
 
@@ -45,6 +45,8 @@ pub struct Root {
     pub referenced: Option<u64>,
     /// Seams according to the record, unless they are an estimate.
     pub seams: Option<u64>,
+    /// Account of a volume with a bound, and the pages charged to it.
+    pub charged: Option<(AccountId, u64)>,
 }
 
 /// A state of the metadata that one checkpoint left on the device.
@@ -68,7 +70,9 @@ pub fn roots_of(meta: &Catalog) -> Vec<Root> {
         let (id, entry, level) = (record.id, record.root, record.level);
         let referenced = (!meta.is_origin_snapshot(id)).then_some(record.referenced);
         let seams = (!record.estimated).then_some(record.seams);
-        Root { id, entry, level, from, is_dead, kept, referenced, seams }
+        let account = meta.directory.get(id).and_then(|volume| volume.bound()).map(|bound| bound.account);
+        let charged = account.map(|account| (account, meta.space.accounts.pages(account)));
+        Root { id, entry, level, from, is_dead, kept, referenced, seams, charged }
     };
     let records = meta.directory.iter().map(|volume| &volume.record);
     records.filter(|record| record.state != VolumeState::Folder).map(root).collect()

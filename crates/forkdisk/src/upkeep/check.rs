@@ -18,6 +18,7 @@ use crate::store::Root;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, TABLE_FANOUT, table_span};
 
 use super::Upkeep;
+use super::charged::ChargedPages;
 use super::walk::Walk;
 
 /// Blocks compared before other tasks run.
@@ -44,6 +45,7 @@ pub(super) struct Tally {
     unplaced: BTreeMap<TableRef, u32>,
     /// Tables seen: the seams in each, and the tables below it.
     seen: FxHashMap<TableRef, (u64, Vec<TableRef>)>,
+    charges: ChargedPages,
     pub report: CheckReport,
 }
 
@@ -145,6 +147,10 @@ async fn check_once<D: Device>(upkeep: &Upkeep<D>, walk: &Walk) -> Result<CheckR
     let mut tally = tally(upkeep, walk).await?;
     compare_counts(upkeep, walk, &mut tally).await?;
     compare_seams(upkeep, walk, &mut tally).await;
+    if tally.report.damage.is_empty() {
+        tally.report.damage =
+            tally.charges.compare(walk.roots.iter().filter_map(|root| Some((root.id, root.charged?))));
+    }
     tally.report.damage.extend(upkeep.store.superblock_flaw.borrow().clone());
     Ok(tally.report)
 }
@@ -239,8 +245,16 @@ async fn visit<D: Device>(
         }
         match child.kind() {
             Kind::Table => todo.push(Visit { entry: child, level: level - 1, base: start, from, directory }),
-            Kind::Page => tally.page(child.addr()),
-            Kind::Block => tally.whole(child.addr().block()),
+            Kind::Page => {
+                tally.page(child.addr());
+                if !directory {
+                    tally.charges.add(child, 1);
+                }
+            }
+            Kind::Block => {
+                tally.whole(child.addr().block());
+                tally.charges.add(child, BLOCK_PAGES);
+            }
             Kind::Absent | Kind::Unknown(_) => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Upkeep: what runs in the background or walks all metadata: freeing the space of deleted volumes, gathering
 //! scattered pages, checking and comparing.
 
+mod charged;
 mod check;
 mod gather;
 mod identity;

@@ -13,7 +13,7 @@ use crate::runtime::yield_now;
 use crate::space::Need;
 use crate::store::EditError;
 use crate::sync::LockMode;
-use crate::types::{VirtualPage, VolumeId};
+use crate::types::{NO_ACCOUNT, VirtualPage, VolumeId};
 
 use super::Upkeep;
 
@@ -103,7 +103,7 @@ async fn reap<D: Device>(upkeep: &Rc<Upkeep<D>>) -> Result<()> {
 /// Whether the next checkpoint, which would write the record once more, may lack space, and a checkpoint now helps: its
 /// deletion was admitted, but a checkpoint has written that already.
 fn lacks_space(meta: &Catalog, id: VolumeId) -> bool {
-    let helps = meta.checkpoint_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0;
+    let helps = meta.changed_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0;
     helps && directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err()
 }
 
@@ -116,8 +116,8 @@ async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
                 let Some(volume) = volume else { return Ok(true) };
                 // The record of the deletion was published before.
                 let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
-                let mut editor =
-                    Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
+                let (tables, space, epoch, account) = (&mut meta.tables, &mut meta.space, meta.epoch, NO_ACCOUNT);
+                let mut editor = Editor { tables, space, epoch, until, confirmed, account };
                 let of_origin = volume.record.origin_record.is_some();
                 let done = editor.reap_step(&mut volume.record)?;
                 if correct!(done, Bug::ReapedRootStays => false) {
@@ -137,6 +137,7 @@ async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
             if meta.directory.get(id).is_some() {
                 meta.directory.remove(id);
                 upkeep.store.counters.reaped.add(1);
+                upkeep.store.reaped.notify();
                 upkeep.gathering.forget(id);
             }
             return Ok(());

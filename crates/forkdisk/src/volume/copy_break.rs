@@ -14,7 +14,7 @@ use crate::catalog::{Catalog, Failure, pages_of};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
-use crate::live::{CopyPart, InflightBreak, QuotaClaims};
+use crate::live::{CopyPart, InflightBreak, Live};
 use crate::map::{Run, Stop, lookup};
 use crate::planted::correct;
 use crate::space::{AllocRequest, Need, Refusal, alloc};
@@ -68,7 +68,7 @@ impl WritePlan {
     pub(super) fn copy_chunk(
         &mut self,
         meta: &mut Catalog,
-        (id, claims): (VolumeId, &Rc<QuotaClaims>),
+        (id, live): (VolumeId, &Live),
         page: VirtualPage,
     ) -> std::result::Result<bool, Failure> {
         let Some(chunk) = self.copying else { return Ok(false) };
@@ -77,7 +77,7 @@ impl WritePlan {
         let end = (first + chunk).min(pages_of(record.size)).max(page.0 + 1);
         let (mut runs, mut shared, mut at) = (Vec::new(), false, first);
         while at < end {
-            let Run { data, len } = lookup(editor.tables, record, VirtualPage(at), end - at).map_err(Stop::from)?;
+            let Run { data, len, .. } = lookup(editor.tables, record, VirtualPage(at), end - at).map_err(Stop::from)?;
             if let Some((_, birth)) = data
                 && birth <= record.shared_at
                 && !shared
@@ -99,9 +99,14 @@ impl WritePlan {
             return Ok(false);
         }
         let new = self.new_pages(&runs);
-        meta.admits(id, claims.pages(), new)?;
+        meta.admits(id, live.claims.pages(), new)?;
+        let all = self.needed(&runs).iter().map(|r| r.end - r.start).sum();
+        if meta.admits_divergence(id, live.new_pages.pages(), all).is_err() {
+            return Ok(false);
+        }
         let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
-        self.claim.add(claims, new);
+        self.claim.add(&live.claims, new);
+        self.new_pages.add(&live.new_pages, all);
         self.forget_from(first * PAGE_BYTES);
         for fault in faults {
             self.copy_for(&runs, &fault);

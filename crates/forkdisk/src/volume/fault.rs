@@ -6,13 +6,12 @@
 //!   zeroes.
 
 use std::cell::Cell;
-use std::rc::Rc;
 
 use crate::catalog::{Catalog, Failure, directory};
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
-use crate::live::{QuotaClaim, QuotaClaims};
+use crate::live::{Live, QuotaClaim};
 use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::correct;
 use crate::space::{AllocRequest, Need, alloc};
@@ -70,17 +69,36 @@ pub(super) struct WritePlan {
     pub copies: Vec<ChunkCopy>,
     /// Pages of the faults that the volume does not refer to yet.
     pub claim: QuotaClaim,
+    /// All pages of the faults.
+    pub new_pages: QuotaClaim,
     /// Pages of the faults that are mapped.
     pub published: Cell<u64>,
+}
+
+/// Refuses new pages that the bound of the volume does not allow. Pages that have to move for a moment only need not: a
+/// sealed commit allows to overwrite them.
+fn admit_new_pages(
+    meta: &Catalog,
+    (id, live): (VolumeId, &Live),
+    pages: u64,
+    moved: bool,
+    _is_mapped: bool,
+) -> Result<(), Failure> {
+    let more = correct!(pages, Bug::BreaksUnbounded => if _is_mapped { 0 } else { pages });
+    match meta.admits_divergence(id, live.new_pages.pages(), more) {
+        Err(Failure::OverBound) if moved => Err(Failure::Stop(Stop::NoSpace)),
+        admitted => admitted,
+    }
 }
 
 impl WritePlan {
     pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
         let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
         let (end, unit) = (start + len, unit as u64);
-        let claim = QuotaClaim::default();
+        let (claim, new_pages) = (QuotaClaim::default(), QuotaClaim::default());
         let published = Cell::new(0);
-        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim, published }
+        let next = start;
+        WritePlan { next, start, end, unit, copying, segments, partials, faults, copies, claim, new_pages, published }
     }
 
     /// Plans the whole write in place if each piece goes to a mapped page that is exclusive to the volume, in
@@ -93,7 +111,7 @@ impl WritePlan {
         while self.next < self.end {
             let page = self.next / PAGE_BYTES;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE_BYTES) - page) {
-                Ok(Run { data: Some((addr, birth)), len })
+                Ok(Run { data: Some((addr, birth)), len, .. })
                     if birth > record.shared_at
                         && meta.journal.checksums.may_overwrite(addr, len)
                         && meta.watched.note(addr, len) =>
@@ -145,7 +163,7 @@ impl WritePlan {
     pub fn advance(
         &mut self,
         meta: &mut Catalog,
-        (id, claims): (VolumeId, &Rc<QuotaClaims>),
+        (id, live): (VolumeId, &Live),
         may_fault: bool,
     ) -> Result<(), Failure> {
         while self.next < self.end {
@@ -177,19 +195,21 @@ impl WritePlan {
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
-                _ if self.copying.is_some() && self.copy_chunk(meta, (id, claims), page)? => {}
+                _ if self.copying.is_some() && self.copy_chunk(meta, (id, live), page)? => {}
                 old => {
                     if old.is_none() {
-                        meta.admits(id, claims.pages(), len)?;
+                        meta.admits(id, live.claims.pages(), len)?;
                     }
+                    admit_new_pages(meta, (id, live), len, moved, old.is_some())?;
                     let reserved = meta.reserve(Need::Write(len))?;
                     meta.space.find_reserved(&reserved).map_err(Stop::from)?;
                     let write = self.start / PAGE_BYTES..self.end();
                     let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
                     let (to, n) = alloc::alloc_data(&mut meta.space, want, &reserved).map_err(Stop::from)?;
                     if old.is_none() {
-                        self.claim.add(claims, n);
+                        self.claim.add(&live.claims, n);
                     }
+                    self.new_pages.add(&live.new_pages, n);
                     let fault =
                         Fault { at: page, len: n, to, shared: old.is_some() && !moved, relocated: moved, sum: None };
                     self.fault(fault, old.map(|(addr, _)| addr), whole);

@@ -2,6 +2,7 @@
 //! directly behind it, and waits for space if there is none. Then its data is written; nothing of that is visible
 //! before it is published, except in place.
 
+use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::rc::Rc;
@@ -9,6 +10,7 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
+use crate::catalog::{Failure, directory};
 #[cfg(feature = "planted")]
 use crate::device::CachedDevice;
 use crate::device::{Buf, Device, IoResult, Segment, Segments, add_segment};
@@ -17,9 +19,9 @@ use crate::format::{BreakPolicy, Record};
 use crate::planted::correct;
 use crate::runtime::LocalFuture;
 use crate::space::alloc;
-use crate::store::{EditError, Retry, WhenFull, checkpoint, events, no_space_error, write_early};
+use crate::store::{EditError, Retry, Store, WhenFull, checkpoint, events, no_space_error, write_early};
 use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
-use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE};
+use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE, VolumeId};
 
 use super::Volume;
 use super::fault::{Fault, Partial, WritePlan};
@@ -154,7 +156,7 @@ impl<D: Device> Volume<D> {
         lock: &mut Option<RangeGuard>,
     ) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
-        let mut sealed = false;
+        let (mut sealed, mut bound) = (false, BoundShortage::default());
         loop {
             self.store.wait_below_dirty_limit().await?;
             let guard = self.store.generations.enter();
@@ -162,9 +164,12 @@ impl<D: Device> Volume<D> {
                 let mut retry = Retry::new(&self.store);
                 loop {
                     work.merge_followers(queued, &self.live.locks);
-                    let volume = (self.id, &self.live.claims);
+                    let volume = (self.id, &*self.live);
                     let planned = work.plan.advance(&mut self.store.meta.borrow_mut(), volume, queued.is_first());
                     let Err(failure) = planned else { break Ok(()) };
+                    if bound.waits(&self.store, &failure) {
+                        break Err(EditError::NoSpace);
+                    }
                     if let Err(error) = retry.missed(failure).await {
                         break Err(error);
                     }
@@ -185,6 +190,11 @@ impl<D: Device> Volume<D> {
                 Err(EditError::NoSpace) => {}
             }
             drop(guard);
+            if std::mem::take(&mut bound.is_waiting) {
+                self.restart(work);
+                bound.wait(&self.store).await;
+                continue;
+            }
             // Pages that recovery may verify are relocated, unless space is short: a sealed commit allows to
             // overwrite them.
             if !std::mem::replace(&mut sealed, true) && self.store.meta.borrow().journal.checksums.holds_pages() {
@@ -256,6 +266,33 @@ impl<D: Device> Volume<D> {
             events::report_waiting(&self.store, self.id);
         }
         if self.store.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
+    }
+}
+
+/// The wait of a write beyond the bound of its volume: what was deleted before may be charged to it until it is freed.
+#[derive(Default)]
+struct BoundShortage {
+    /// The dead volumes at the first refusal.
+    dead: Option<BTreeSet<VolumeId>>,
+    is_waiting: bool,
+}
+
+impl BoundShortage {
+    /// Whether the write has to wait after this failure.
+    fn waits<D: Device>(&mut self, store: &Store<D>, failure: &Failure) -> bool {
+        if matches!(failure, Failure::OverBound) && store.reaping.get() {
+            let now = directory::dead(&store.meta.borrow().directory);
+            let dead = self.dead.get_or_insert_with(|| now.clone());
+            self.is_waiting = !dead.is_disjoint(&now);
+        }
+        self.is_waiting
+    }
+
+    /// Waits until another dead volume is gone.
+    async fn wait<D: Device>(&self, store: &Store<D>) {
+        if store.reaping.get() {
+            store.reaped.wait().await;
+        }
     }
 }
 

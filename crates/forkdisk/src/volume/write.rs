@@ -299,6 +299,7 @@ impl<D: Device> Volume<D> {
         let before = self.record(meta).referenced;
         meta.map(self.id, fault.at, fault.len, fault.to)?;
         plan.claim.commit(self.record(meta).referenced - before);
+        plan.new_pages.commit(fault.len);
         let record = Record::Map { volume: self.id, at: fault.at, len: fault.len as u32, to: fault.to };
         meta.journal.append_map(&record, fault.sum);
         Ok(())

@@ -4,6 +4,7 @@
 
 mod alone;
 mod amplification;
+mod bounds;
 mod commit;
 mod early;
 mod flatten;

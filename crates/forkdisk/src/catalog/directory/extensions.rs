@@ -94,6 +94,20 @@ pub fn has_some(directory: &Directory) -> bool {
     directory.extensions.count > 0
 }
 
+/// Whether a volume has a bound.
+pub fn has_bounds(directory: &Directory) -> bool {
+    directory.iter().any(|volume| volume.bound().is_some())
+}
+
+/// Stores how many pages are charged to a volume with a bound.
+pub fn set_charged(directory: &mut Directory, id: VolumeId, pages: u64) {
+    let extension = directory.volumes.get_mut(&id).and_then(|volume| volume.extension.as_mut());
+    if let Some((slot, Extension { bound: Some(bound), .. })) = extension.map(|both| &mut **both) {
+        bound.charged = pages;
+        directory.changed.insert(*slot / SLOTS_PER_PAGE as u64);
+    }
+}
+
 /// Returns the volumes and snapshots that have expired at `now`, or have a lease that has ended.
 pub fn expired(directory: &Directory, now: u64, has_ended: impl Fn(&Lease) -> bool) -> BTreeSet<VolumeId> {
     let all = &directory.extensions;

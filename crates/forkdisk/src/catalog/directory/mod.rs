@@ -13,9 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{DirectorySlot, Extension, GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::format::{
+    Bound, DirectorySlot, Extension, GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState,
+};
 use crate::planted::correct;
-use crate::types::{Epoch, VolumeId};
+use crate::types::{AccountId, Epoch, NO_ACCOUNT, VolumeId};
 
 pub use descent::clones_of;
 use extensions::Extensions;
@@ -51,6 +53,16 @@ impl CatalogEntry {
     /// Its extension, if it has one.
     pub fn extension(&self) -> Option<&Extension> {
         self.extension.as_ref().map(|both| &both.1)
+    }
+
+    /// Its bound, if it has one.
+    pub fn bound(&self) -> Option<&Bound> {
+        self.extension()?.bound.as_ref()
+    }
+
+    /// The account that new pages of it are charged to.
+    pub fn account(&self) -> AccountId {
+        self.bound().map_or(NO_ACCOUNT, |bound| bound.account)
     }
 
     /// What its slot of this number has.
@@ -423,6 +435,11 @@ fn find_sharing_snapshot(directory: &Directory, volume: &VolumeRecord) -> Option
     let origin = descent::ancestor(directory, volume).filter(|v| v.is_snapshot())?;
     // A volume that took the name later is another.
     (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
+}
+
+/// Returns the dead volumes.
+pub fn dead(directory: &Directory) -> BTreeSet<VolumeId> {
+    directory.dead.clone()
 }
 
 /// Whether there is what older versions do not know: a symbolic link, a FIFO or a socket.
