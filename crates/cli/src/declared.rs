@@ -16,9 +16,9 @@ const ASSIGNMENTS: [(&str, &str, &Names); 7] = [
     ("set", "property", &set::PROPERTIES),
     ("copier", "set", &copier::SETTINGS),
     ("fork", "set", &fork::PROPERTIES),
-    ("create", "set", &lifetime::PROPERTIES),
-    ("clone", "set", &lifetime::PROPERTIES),
-    ("import", "set", &lifetime::PROPERTIES),
+    ("create", "set", &lifetime::VOLUME_PROPERTIES),
+    ("clone", "set", &lifetime::VOLUME_PROPERTIES),
+    ("import", "set", &lifetime::VOLUME_PROPERTIES),
     ("snapshot", "set", &lifetime::PROPERTIES),
 ];
 

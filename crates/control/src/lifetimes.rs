@@ -18,7 +18,7 @@ const LATE_SECONDS: u64 = 60;
 /// Longest time between two looks at the clock, which may have been set.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What a request says of lifetimes, labels and the policy of writes.
+/// What a request says of lifetimes, labels, the policy of writes and the bound.
 #[derive(Default)]
 pub(crate) struct Given<'a> {
     pub expires: Option<u64>,
@@ -27,9 +27,10 @@ pub(crate) struct Given<'a> {
     pub created_by: Option<&'a str>,
     pub writes: Option<&'a str>,
     pub zeroes: Option<&'a str>,
+    pub diverge: Option<u64>,
 }
 
-/// What parameters say of lifetimes and labels, with a lease and the policy of writes or without.
+/// What parameters say of lifetimes and labels, with a lease, a bound and the policy of writes or without.
 macro_rules! given {
     ($p:ident) => {
         crate::lifetimes::Given {
@@ -39,10 +40,11 @@ macro_rules! given {
             created_by: $p.created_by.as_deref(),
             writes: None,
             zeroes: None,
+            diverge: None,
         }
     };
     ($p:ident, lease) => {
-        crate::lifetimes::Given { lease: $p.lease.as_deref(), ..crate::lifetimes::given!($p) }
+        crate::lifetimes::Given { lease: $p.lease.as_deref(), diverge: $p.diverge, ..crate::lifetimes::given!($p) }
     };
     ($p:ident, lease, writes) => {
         crate::lifetimes::Given {
@@ -82,7 +84,7 @@ impl Given<'_> {
         let writes = self.writes.map(|name| parsed::<Writes>("writes", name)).transpose()?;
         let zeroes = self.zeroes.map(|name| parsed::<Zeroes>("zeroes", name)).transpose()?;
         let changes = ExtensionChanges::default().with_expires(self.expires).with_lease(lease).with_labels(labels);
-        Ok(changes.with_writes(writes).with_zeroes(zeroes))
+        Ok(changes.with_writes(writes).with_zeroes(zeroes).with_diverge(self.diverge))
     }
 }
 

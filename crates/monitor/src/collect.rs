@@ -37,6 +37,7 @@ pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> St
         referenced: info.referenced,
         scattered: info.scattered,
         quota: (info.quota > 0).then_some(info.quota),
+        diverge: (info.diverge > 0).then_some((info.diverge, info.diverged)),
         in_use: info.in_use as u64,
         copier: activity.as_ref().and_then(|_| copying(pool, &name)),
         activity: activity.as_ref().map(Into::into),

@@ -279,6 +279,18 @@ fn volume_gauges(all: &mut Vec<Family>) {
         let bounded = s.volumes.iter().filter_map(|v| Some((v, v.quota?)));
         bounded.for_each(|(v, quota)| sample(out, name, &volume_label(v), quota));
     }));
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_volume_diverge_bytes";
+        head(out, name, "gauge", "Most bytes of new pages that the bound of the volume allows, if it has one.");
+        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.diverge?.0)));
+        bounded.for_each(|(v, bytes)| sample(out, name, &volume_label(v), bytes));
+    }));
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_volume_diverged_bytes";
+        head(out, name, "gauge", "Bytes of new pages that the bound of the volume counts, if it has one.");
+        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.diverge?.1)));
+        bounded.for_each(|(v, bytes)| sample(out, name, &volume_label(v), bytes));
+    }));
 }
 
 /// Adds the families of copies, for the whole pool and for each volume that was opened.

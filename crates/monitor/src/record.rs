@@ -256,6 +256,8 @@ pub struct VolumeFigures {
     pub scattered: u64,
     /// Most bytes that may be mapped; `None` for no limit.
     pub quota: Option<u64>,
+    /// Most bytes of new pages that its bound allows, and those that it counts; `None` without a bound.
+    pub diverge: Option<(u64, u64)>,
     /// Open handles.
     pub in_use: u64,
     /// Activity; `None` if it was never opened.

@@ -51,7 +51,7 @@ struct Args {
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
     /// Focus of the histories (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large,
-    /// copies, quotas, files, ranges, gathering, hosts, heirs, names, transactions, origins,
+    /// copies, quotas, files, ranges, gathering, hosts, heirs, names, transactions, bounds, origins,
     /// rollbacks).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,

@@ -8,7 +8,7 @@ use crate::address::{names, same_pool};
 use crate::global::Global;
 use crate::session::{Access, with_pool};
 use crate::verbs::examples::examples;
-use crate::verbs::lifetime::{LeaseArg, NewArgs, created_by, make};
+use crate::verbs::lifetime::{LeaseArg, NewVolumeArgs, created_by, make};
 
 /// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
@@ -27,7 +27,7 @@ pub struct CloneArgs {
     recursive: bool,
 
     #[command(flatten)]
-    new: NewArgs,
+    new: NewVolumeArgs,
 
     #[command(flatten)]
     lease: LeaseArg,
@@ -41,11 +41,12 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     }
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;
-    let (expires, labels) = args.new.given();
+    let (expires, labels, diverge) = args.new.given();
     let method = params::Clone {
         source,
         volumes: names(addresses),
         recursive: args.recursive,
+        diverge,
         expires,
         labels,
         lease: args.lease.lease.clone(),

@@ -10,7 +10,7 @@ use crate::global::Global;
 use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::examples::examples;
-use crate::verbs::lifetime::{LeaseArg, NewArgs, created_by, make};
+use crate::verbs::lifetime::{LeaseArg, NewVolumeArgs, created_by, make};
 
 /// Create an empty volume
 #[derive(Args)]
@@ -35,7 +35,7 @@ pub struct CreateArgs {
     gather: Option<GatherPolicy>,
 
     #[command(flatten)]
-    new: NewArgs,
+    new: NewVolumeArgs,
 
     #[command(flatten)]
     lease: LeaseArg,
@@ -52,7 +52,7 @@ pub struct ChunkArg {
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
     let addresses = args.volumes.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let (expires, labels) = args.new.given();
+    let (expires, labels, diverge) = args.new.given();
     let method = params::Create {
         volumes: names(addresses),
         size: args.size,
@@ -60,6 +60,7 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         break_policy: args.break_policy,
         quota: args.quota,
         gather: args.gather.map(|policy| policy.to_string()),
+        diverge,
         expires,
         labels,
         lease: args.lease.lease.clone(),

@@ -27,7 +27,7 @@ use crate::verbs::set::{self, Property};
 #[derive(Args)]
 #[command(after_help = examples![
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}'",
-    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}' --set quota=1G,expires=1h",
+    "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{001..100}' --set diverge=1G,expires=1h",
     "forkdisk fork /srv/pool.img/vm@ready /srv/pool.img/vm2 --set quota=2G --owner 1000:1000 --mode 0600",
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{1..4}' --attach --mount-at '/mnt/{}'",
     "forkdisk fork /srv/pool.img/base '/srv/pool.img/kids/{1..4}' --connect -- ./run-tests --disks 4",
@@ -39,8 +39,8 @@ pub struct ForkArgs {
     #[arg(required = true, value_name = "POOL/NAME")]
     children: Vec<String>,
 
-    /// Properties of the new volumes: chunk, break, quota, gather, expires, label.KEY, writes and zeroes, separated by
-    /// commas; can be given several times
+    /// Properties of the new volumes: chunk, break, quota, diverge, gather, expires, label.KEY, writes and zeroes,
+    /// separated by commas; can be given several times
     #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property, value_delimiter = ',')]
     set: Vec<Property>,
 
@@ -72,10 +72,11 @@ pub struct ForkArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 8] = [
+pub const PROPERTIES: [(&str, &str); 9] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
+    ("diverge=SIZE|none", "diverge"),
     ("gather", "gather"),
     ("expires=TIME|DATE|none", "expires"),
     ("label.KEY=VALUE", "labels"),
@@ -85,9 +86,11 @@ pub const PROPERTIES: [(&str, &str); 8] = [
 
 fn parse_new_property(text: &str) -> Result<Property> {
     match text.split(['=', '.']).next().unwrap_or_default() {
-        "chunk" | "break" | "quota" | "gather" | "expires" | "label" | "writes" | "zeroes" => set::parse_property(text),
+        "chunk" | "break" | "quota" | "diverge" | "gather" | "expires" | "label" | "writes" | "zeroes" => {
+            set::parse_property(text)
+        }
         name => bail!(
-            "there is no property '{name}' that a new volume can have: chunk, break, quota, gather, expires, \
+            "there is no property '{name}' that a new volume can have: chunk, break, quota, diverge, gather, expires, \
              label.KEY, writes and zeroes are"
         ),
     }
@@ -129,6 +132,7 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             Property::Chunk(chunk) => method.chunk = Some(chunk),
             Property::Break(policy) => method.break_policy = Some(policy),
             Property::Quota(quota) => method.quota = Some(quota),
+            Property::Diverge(bytes) => method.diverge = Some(bytes),
             Property::Gather(policy) => method.gather = Some(policy.to_string()),
             Property::Expires(time) => method.expires = Some(time),
             Property::Label(label) => method.labels.push(label),

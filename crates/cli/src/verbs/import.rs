@@ -18,7 +18,7 @@ use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::create::ChunkArg;
 use crate::verbs::examples::examples;
-use crate::verbs::lifetime::{NewArgs, created_by};
+use crate::verbs::lifetime::{NewVolumeArgs, created_by};
 
 /// Create a volume from an image
 ///
@@ -50,7 +50,7 @@ pub struct ImportArgs {
     chunk: ChunkArg,
 
     #[command(flatten)]
-    new: NewArgs,
+    new: NewVolumeArgs,
 }
 
 /// Imports; a failure leaves nothing behind.
@@ -58,7 +58,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.volume)?;
     let is_stdin = args.image == Path::new("-");
     let shown = if is_stdin { "standard input".to_string() } else { args.image.display().to_string() };
-    let (expires, labels) = args.new.given();
+    let (expires, labels, diverge) = args.new.given();
     let mut method = params::Import {
         volume: address.name,
         chunk: args.chunk.chunk,
@@ -66,6 +66,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         size: args.size,
         source: Some(shown.clone()),
         force: args.force,
+        diverge,
         expires,
         labels,
         created_by: created_by(),

@@ -19,6 +19,14 @@ pub struct NewArgs {
     set: Vec<Property>,
 }
 
+/// The same, and the bound of new volumes.
+#[derive(Args, Clone)]
+pub struct NewVolumeArgs {
+    /// Properties of the new volumes: diverge, expires and label.KEY, separated by commas; can be given several times
+    #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_volume_property, value_delimiter = ',')]
+    set: Vec<Property>,
+}
+
 /// What the new volumes are deleted after.
 #[derive(Args, Clone)]
 pub struct LeaseArg {
@@ -44,6 +52,20 @@ pub struct SelectArgs {
 
 /// Properties that are described by the parameters of the method.
 pub const PROPERTIES: [(&str, &str); 2] = [("expires=TIME|DATE|none", "expires"), ("label.KEY=VALUE", "labels")];
+
+/// Properties of new volumes that are described by the parameters of the method.
+pub const VOLUME_PROPERTIES: [(&str, &str); 3] =
+    [("diverge=SIZE|none", "diverge"), ("expires=TIME|DATE|none", "expires"), ("label.KEY=VALUE", "labels")];
+
+impl NewVolumeArgs {
+    /// When they expire, their labels and their bound.
+    pub fn given(self) -> (Option<u64>, Vec<String>, Option<u64>) {
+        let bound = |property: &Property| if let Property::Diverge(bytes) = property { Some(*bytes) } else { None };
+        let diverge = self.set.iter().rev().find_map(bound);
+        let (expires, labels) = NewArgs { set: self.set }.given();
+        (expires, labels, diverge)
+    }
+}
 
 impl NewArgs {
     /// When it expires, and its labels.
@@ -99,6 +121,13 @@ fn parse_new_property(text: &str) -> Result<Property> {
     match text.split(['=', '.']).next().unwrap_or_default() {
         "expires" | "label" => set::parse_property(text),
         name => bail!("there is no property '{name}' that --set takes here: expires and label.KEY are"),
+    }
+}
+
+fn parse_volume_property(text: &str) -> Result<Property> {
+    match text.split(['=', '.']).next().unwrap_or_default() {
+        "diverge" | "expires" | "label" => set::parse_property(text),
+        name => bail!("there is no property '{name}' that --set takes here: diverge, expires and label.KEY are"),
     }
 }
 

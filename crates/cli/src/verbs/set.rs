@@ -33,6 +33,7 @@ const BEAT: Duration = Duration::from_secs(1);
     "forkdisk set quota=30G /srv/pool.img/vm1",
     "forkdisk set expires=10m /srv/pool.img/kids/1",
     "forkdisk set label.owner=ci /srv/pool.img/kids/1",
+    "forkdisk set diverge=2G /srv/pool.img/kids/1",
     "forkdisk set writes=compare /srv/pool.img/memory",
 ])]
 pub struct SetArgs {
@@ -50,10 +51,11 @@ pub struct SetArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 12] = [
+pub const PROPERTIES: [(&str, &str); 13] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
+    ("diverge=SIZE|none", "diverge"),
     ("gather", "gather"),
     ("copy-ahead", "copy_ahead"),
     ("when-full", "when_full"),
@@ -73,6 +75,7 @@ pub enum Property {
     Path(String),
     Break(String),
     Quota(u64),
+    Diverge(u64),
     Gather(GatherPolicy),
     Expires(u64),
     /// As `KEY=VALUE`; without a value it is removed.
@@ -99,6 +102,8 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "break" => bail!("there is no break policy '{value}': split and copy are"),
         "quota" if value == "none" => Ok(Property::Quota(0)),
         "quota" => Ok(Property::Quota(size::parse(value)?)),
+        "diverge" if value == "none" => Ok(Property::Diverge(0)),
+        "diverge" => Ok(Property::Diverge(bound(value)?)),
         "gather" => Ok(Property::Gather(value.parse()?)),
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
@@ -120,9 +125,17 @@ pub fn parse_property(text: &str) -> Result<Property> {
             time => keys::time(time)?,
         }))),
         _ => bail!(
-            "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, \
-             expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
+            "there is no property '{name}' that can be set: chunk, break, quota, diverge, gather, copy-ahead, when-full, \
+             path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
         ),
+    }
+}
+
+/// Parses a bound: 0 would remove it.
+fn bound(value: &str) -> Result<u64> {
+    match size::parse(value)? {
+        0 => bail!("diverge=0 allows no write that needs space: use at least 4K, or none for no bound"),
+        bytes => Ok(bytes),
     }
 }
 
@@ -143,6 +156,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
             method.path = Some(absolute.to_string_lossy().into_owned());
         }
         Property::Quota(quota) => method.quota = Some(quota),
+        Property::Diverge(bytes) => method.diverge = Some(bytes),
         Property::Gather(policy) => method.gather = Some(policy.to_string()),
         Property::Expires(time) => method.expires = Some(time),
         Property::Label(label) => method.labels.push(label),

@@ -11,6 +11,7 @@ mod bad_input;
 mod bench;
 mod beside;
 mod beside_programs;
+mod bounds;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]
 #[path = "../../../frontend/nbd/tests/support/tls.rs"]
 mod certificates;

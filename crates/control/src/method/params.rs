@@ -44,6 +44,10 @@ parameters! {
         /// ENOSPC. Default: 0, no limit.
         #[serde(default)]
         quota: Option<u64>,
+        /// Most bytes of new pages that each volume, with its snapshots and clones, may hold; a write beyond it fails
+        /// with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
+        #[serde(default)]
+        diverge: Option<u64>,
         /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
         /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
         /// while the fragmentation is above it. Default: `auto`.
@@ -89,6 +93,10 @@ parameters! {
         /// When the volume is deleted by itself, unless something needs it then, in seconds since 1970. Default: never.
         #[serde(default)]
         expires: Option<u64>,
+        /// Most bytes of new pages that the volume, with its snapshots and clones, may hold beyond the image; a write
+        /// beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
+        #[serde(default)]
+        diverge: Option<u64>,
         /// Labels of the volume, each as `KEY=VALUE`.
         #[serde(default)]
         labels: Vec<String>,
@@ -162,6 +170,10 @@ parameters! {
         /// When each clone is deleted by itself, unless something needs it then, in seconds since 1970. Default: never.
         #[serde(default)]
         expires: Option<u64>,
+        /// Most bytes of new pages that each new volume, with its snapshots and clones, may hold beyond its source: for
+        /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
+        #[serde(default)]
+        diverge: Option<u64>,
         /// Labels of the clones, each as `KEY=VALUE`.
         #[serde(default)]
         labels: Vec<String>,
@@ -190,6 +202,10 @@ parameters! {
         /// Most bytes, exclusive and shared, that each new volume may have mapped. Default: 0, no limit.
         #[serde(default)]
         quota: Option<u64>,
+        /// Most bytes of new pages that each new volume, with its snapshots and clones, may hold beyond its source: for
+        /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
+        #[serde(default)]
+        diverge: Option<u64>,
         /// When scattered pages are gathered in the background. Default: as in the source.
         #[serde(default)]
         gather: Option<String>,
@@ -353,6 +369,11 @@ parameters! {
         /// ENOSPC. 0: no limit.
         #[serde(default)]
         quota: Option<u64>,
+        /// Most bytes of new pages that the volume, with its snapshots and clones, may hold beyond what it is when a
+        /// bound is set first: for holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1
+        /// PiB. 0: no bound.
+        #[serde(default)]
+        diverge: Option<u64>,
         /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
         /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
         /// while the fragmentation is above it.

@@ -159,6 +159,7 @@ pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<Volum
         created_by: None,
         writes: p.writes.as_deref(),
         zeroes: p.zeroes.as_deref(),
+        diverge: p.diverge,
     };
     let changes = Changes::default()
         .with_extension(given.changes(session, call)?)

@@ -118,7 +118,8 @@ impl ExtensionChanges {
             let why = format!("{name:?} is no volume; writes and zeroes are properties of volumes");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        if self.diverge.is_some_and(|bytes| bytes != 0) && volume.record.state != VolumeState::Volume {
+        let is_volume = matches!(volume.record.state, VolumeState::Volume | VolumeState::Orphan);
+        if self.diverge.is_some_and(|bytes| bytes != 0) && !is_volume {
             let why = format!("{name:?} is no volume; diverge is a property of volumes");
             return Err(Error::new(ErrorKind::Invalid, why));
         }

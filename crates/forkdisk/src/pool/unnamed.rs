@@ -1,10 +1,11 @@
 //! Volumes that get their name when they are complete. Until then no verb finds them; a failure, a kill or a
 //! power failure in between deletes them: they are orphans.
 
-use crate::catalog::{Catalog, CreateOptions, check_chunk, check_gather, check_quota, check_size};
+use crate::catalog::{Catalog, CreateOptions, ExtensionChanges, check_chunk, check_gather, check_quota, check_size};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, VolumeState};
+use crate::store::deleted_error;
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
@@ -37,6 +38,22 @@ impl<D: Device> Pool<D> {
             self.store.note(|_| Ok((extension, ())))?;
         }
         Ok(volume)
+    }
+
+    /// Bounds how far an unnamed volume may diverge from what it is now, in bytes; 0: no bound. The next commit makes it
+    /// durable.
+    ///
+    /// # Errors
+    /// `Invalid` for a bound out of range; and those of [changing](crate#errors).
+    pub fn bound_unnamed(&self, volume: &Volume<D>, diverge: u64) -> Result<()> {
+        let changes = ExtensionChanges::default().with_diverge(diverge);
+        changes.check()?;
+        let record = {
+            let meta = self.store.meta.borrow();
+            let entry = meta.directory.get(volume.id()).ok_or_else(deleted_error)?;
+            changes.record(entry, "the new volume", VolumeId(meta.next_id))?
+        };
+        record.map_or(Ok(()), |record| self.store.note(|_| Ok((record, ()))))
     }
 
     /// Names an unnamed volume. On return the name and all earlier writes to the volume are durable.

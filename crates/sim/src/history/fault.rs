@@ -3,6 +3,7 @@
 use forkdisk::Mode;
 
 use super::Violation;
+use super::ops::bound::has_bound;
 use super::ops::quota::has_quota;
 use super::ops::unnamed::NAMING;
 use super::run::{Inflight, Run};
@@ -60,11 +61,12 @@ pub fn judge_full(run: &mut Run, op: &Inflight, message: String) -> Result<(), V
         return note_failure(run, op, message);
     }
     let by_quota = message.contains("quota");
-    run.world.failure.full |= !by_quota;
+    let by_bound = message.contains("diverged");
+    run.world.failure.full |= !by_quota && !by_bound;
     if !op.needs_space {
         return Err(Violation::new("P9", format!("needs no space, but was refused for want of it: {message}")));
     }
-    if by_quota && has_quota(run, &op.keys) {
+    if by_quota && has_quota(run, &op.keys) || by_bound && has_bound(run, &op.keys) {
         return Ok(());
     }
     let info = run.session.pool.info();

@@ -2,7 +2,7 @@
 
 use forkdisk::{Mode, PoolInfo};
 
-use super::ops::{delete::delete, names::remove_names, quota::judge_quotas};
+use super::ops::{bound::judge_bounds, delete::delete, names::remove_names, quota::judge_quotas};
 use super::recover;
 use super::run::{Run, format};
 use super::{Setup, Violation};
@@ -19,6 +19,7 @@ pub fn finish(run: &mut Run) -> Result<(), Violation> {
         run.cut(Crash::Power, mask)?;
     }
     judge_quotas(run)?;
+    judge_bounds(run)?;
     run.session.check()?;
     compare_all(run)?;
     remove_names(run)?;

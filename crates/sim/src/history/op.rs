@@ -64,11 +64,13 @@ pub enum Profile {
     Lifetimes,
     /// Volumes that do not store what is there already, or zeroes.
     Comparing,
+    /// Volumes with bounds.
+    Bounds,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 23] = [
+    pub const ALL: [Profile; 24] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -92,6 +94,7 @@ impl Profile {
         Profile::Folders,
         Profile::Lifetimes,
         Profile::Comparing,
+        Profile::Bounds,
     ];
 
     /// Those with an origin on a separate disk.
@@ -125,6 +128,7 @@ impl Profile {
             Profile::Folders => "folders",
             Profile::Lifetimes => "lifetimes",
             Profile::Comparing => "comparing",
+            Profile::Bounds => "bounds",
         }
     }
 
@@ -194,6 +198,7 @@ impl Setup {
         let drawn = if mix(&[seed, 20]).is_multiple_of(16) { Profile::Folders } else { drawn };
         let drawn = if mix(&[seed, 21]).is_multiple_of(16) { Profile::Lifetimes } else { drawn };
         let drawn = if mix(&[seed, 22]).is_multiple_of(16) { Profile::Comparing } else { drawn };
+        let drawn = if mix(&[seed, 23]).is_multiple_of(16) { Profile::Bounds } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;

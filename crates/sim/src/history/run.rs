@@ -9,7 +9,9 @@ use forkdisk::{ErrorKind, FormatOptions, Pool, VolatileMemory};
 use super::fault::{self, Failure};
 use super::finish::finish;
 use super::known::Known;
-use super::ops::{self, gather::Gathers, quota::Quota, read::probe, succession::CloneSuccession, unnamed::Open};
+use super::ops::{
+    self, bound::Bound, gather::Gathers, quota::Quota, read::probe, succession::CloneSuccession, unnamed::Open,
+};
 use super::place::Place;
 use super::recover::{self, Session, recover};
 use super::{Op, Profile, Setup, Stats, Violation};
@@ -52,6 +54,7 @@ pub struct Volumes {
     /// Recent writes of volumes that can be repeated: numbers of their contents, and ranges.
     pub(super) recent: BTreeMap<Key, Vec<(u32, Place)>>,
     pub(super) quotas: BTreeMap<Key, Quota>,
+    pub(super) bounds: BTreeMap<Key, Bound>,
     /// The ranges of the writes in flight.
     pub(super) places: BTreeMap<u64, Place>,
     /// Ranges that are read once more when a write has ended: they must not change any more.

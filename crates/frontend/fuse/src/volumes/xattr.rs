@@ -58,6 +58,9 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "gather" => info.gather.to_string(),
         "writes" => info.writes.to_string(),
         "zeroes" => info.zeroes.to_string(),
+        "diverge" if info.diverge > 0 => info.diverge.to_string(),
+        "diverge" => "none".to_string(),
+        "diverged" => info.diverged.to_string(),
         "created" => info.created.to_string(),
         "origin" if !info.origin.is_empty() => info.origin.clone(),
         _ => return None,
@@ -86,6 +89,9 @@ fn changes(name: &str, value: &[u8]) -> Outcome<Option<Changes>> {
         Some("zeroes") => {
             of_extension(ExtensionChanges::default().with_zeroes(parsed::<Zeroes>(value).ok_or(invalid)?))
         }
+        Some("diverge") => {
+            of_extension(ExtensionChanges::default().with_diverge(parse_bound(value).ok_or(invalid)?))
+        }
         _ => return Ok(None),
     }))
 }
@@ -95,13 +101,20 @@ fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
     std::str::from_utf8(value).ok()?.trim_end_matches('\0').trim().parse().ok()
 }
 
-/// Parses bytes, or a number with `K` or `M`.
+/// Parses a bound: bytes, or `none`, which is 0.
+fn parse_bound(text: &[u8]) -> Option<u64> {
+    match std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim() {
+        "none" => Some(0),
+        _ => parse_size(text).filter(|&bytes| bytes > 0),
+    }
+}
+
+/// Parses bytes, or a number with `K`, `M` or `G`.
 fn parse_size(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim();
-    let (digits, shift) = match text.strip_suffix(['K', 'k']) {
-        Some(digits) => (digits, 10),
-        None => text.strip_suffix(['M', 'm']).map_or((text, 0), |digits| (digits, 20)),
-    };
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let unit = units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 

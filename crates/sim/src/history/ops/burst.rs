@@ -15,7 +15,7 @@ pub static BURST: Operation<Volumes> = Operation {
     name: "burst",
     weight: |profile| match profile {
         Copies => 14,
-        Quotas => 12,
+        Quotas | Bounds => 12,
         Gathering => 6,
         Heirs => 2,
         _ => 0,

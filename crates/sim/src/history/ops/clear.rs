@@ -14,7 +14,7 @@ pub static DISCARD: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Journal => 200,
         Races => 16,
-        Quotas => 10,
+        Quotas | Bounds => 10,
         Full | Large | Hosts => 8,
         Mixed | Forks | Calm => 6,
         Faults | Blocks => 5,
@@ -33,7 +33,7 @@ pub static ZERO: Operation<Volumes> = Operation {
         Races => 8,
         Large => 6,
         Mixed | Calm => 5,
-        Forks | Full | Faults | Blocks | Copies | Quotas => 4,
+        Forks | Full | Faults | Blocks | Copies | Quotas | Bounds => 4,
         Hosts => 3,
         Cuts | Files | Ranges => 2,
         Gathering => 1,

@@ -27,7 +27,7 @@ pub static SET_COPYING: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Gathering => 8,
         Copies => 6,
-        Quotas => 2,
+        Quotas | Bounds => 2,
         _ => 0,
     },
     launch: |run, op| with(run, op, |run, key| set_copying(run, op, key)),

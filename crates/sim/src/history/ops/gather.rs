@@ -20,6 +20,7 @@ pub static GATHER: Operation<Volumes> = Operation {
     name: "gather",
     weight: |profile| match profile {
         Gathering => 30,
+        Bounds => 6,
         Hosts | Heirs => 2,
         _ => 0,
     },
@@ -31,7 +32,7 @@ pub static SET_GATHER: Operation<Volumes> = Operation {
     name: "set-gather",
     weight: |profile| match profile {
         Gathering => 3,
-        Heirs => 2,
+        Heirs | Bounds => 2,
         _ => 0,
     },
     launch: |run, op| with(run, op, |run, key| set_gather(run, op, key)),

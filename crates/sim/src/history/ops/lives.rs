@@ -9,7 +9,7 @@ use crate::history::run::{Run, Volumes};
 pub static REOPEN: Operation<Volumes> = Operation {
     name: "reopen",
     weight: |profile| match profile {
-        Ranges | Hosts | Names | Quotas | Transactions | Folders | Lifetimes | Comparing => 2,
+        Ranges | Hosts | Names | Quotas | Bounds | Transactions | Folders | Lifetimes | Comparing => 2,
         Mixed | Forks | Full | Cuts | Blocks | Calm | Journal | Crowd | Files | Large | Copies | Gathering | Heirs => 1,
         _ => 0,
     },
@@ -22,7 +22,7 @@ pub static CUT: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Cuts => 5,
         Transactions | Folders | Lifetimes | Comparing => 3,
-        Files | Ranges | Hosts | Names | Quotas => 2,
+        Files | Ranges | Hosts | Names | Quotas | Bounds => 2,
         Mixed | Forks | Full | Faults | Races | Blocks | Journal | Crowd | Large | Copies | Gathering | Heirs => 1,
         _ => 0,
     },

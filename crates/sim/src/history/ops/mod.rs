@@ -6,6 +6,7 @@
 //! for the model.
 
 pub mod audit;
+pub mod bound;
 pub mod burst;
 pub mod clear;
 pub mod control;
@@ -99,6 +100,7 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &lifetime::DELETE_EXPIRED,
     &rewrite::REWRITE,
     &rewrite::WRITE_ZEROES,
+    &bound::SET_BOUND,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

@@ -12,7 +12,7 @@ pub static RENAME: Operation<Volumes> = Operation {
         Journal => 8,
         Forks | Names => 3,
         Mixed | Crowd | Files | Transactions | Folders | Lifetimes | Comparing => 2,
-        Faults | Cuts | Calm | Large | Quotas => 1,
+        Faults | Cuts | Calm | Large | Quotas | Bounds => 1,
         _ => 0,
     },
     launch: |run, op| match drawn_volume(run, op) {

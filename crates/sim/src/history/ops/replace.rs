@@ -16,7 +16,7 @@ pub static ROLLBACK: Operation<Volumes> = Operation {
         Forks => 9,
         Races => 6,
         Crowd | Large | Copies => 4,
-        Mixed | Faults | Cuts | Blocks | Gathering | Quotas => 3,
+        Mixed | Faults | Cuts | Blocks | Gathering | Quotas | Bounds => 3,
         Full | Calm | Files | Ranges | Hosts | Transactions | Folders | Lifetimes | Comparing => 2,
         _ => 0,
     },

@@ -14,7 +14,7 @@ pub static RESIZE: Operation<Volumes> = Operation {
         Large => 10,
         Forks | Files => 4,
         Mixed | Hosts => 3,
-        Faults | Cuts | Blocks | Calm | Ranges | Copies | Gathering | Quotas => 2,
+        Faults | Cuts | Blocks | Calm | Ranges | Copies | Gathering | Quotas | Bounds => 2,
         _ => 0,
     },
     launch: |run, op| match drawn_volume(run, op) {

@@ -9,7 +9,7 @@ pub static CHECKPOINT: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Ranges | Hosts => 6,
         Faults | Races | Gathering | Names => 4,
-        Forks | Cuts | Blocks | Files | Large | Quotas => 3,
+        Forks | Cuts | Blocks | Files | Large | Quotas | Bounds => 3,
         Mixed | Full | Copies | Heirs | Transactions | Folders | Lifetimes | Comparing => 2,
         Calm | Journal | Crowd => 1,
         _ => 0,

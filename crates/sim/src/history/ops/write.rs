@@ -20,7 +20,7 @@ pub static WRITE: Operation<Volumes> = Operation {
         Journal => 480,
         Races => 50,
         Gathering => 44,
-        Mixed | Full | Calm | Ranges | Large | Hosts | Quotas => 40,
+        Mixed | Full | Calm | Ranges | Large | Hosts | Quotas | Bounds => 40,
         Faults => 36,
         Forks | Files | Copies => 30,
         Cuts => 24,
@@ -41,7 +41,7 @@ pub static APPEND: Operation<Volumes> = Operation {
     name: "append",
     weight: |profile| match profile {
         Blocks => 40,
-        Quotas => 12,
+        Quotas | Bounds => 12,
         Mixed | Full | Large => 10,
         Calm | Files | Copies | Hosts => 8,
         Faults | Ranges => 6,
@@ -57,7 +57,7 @@ pub static RAGGED: Operation<Volumes> = Operation {
     name: "ragged",
     weight: |profile| match profile {
         Calm | Copies => 4,
-        Mixed | Large | Quotas => 3,
+        Mixed | Large | Quotas | Bounds => 3,
         Forks | Faults | Files => 2,
         Cuts | Gathering => 1,
         _ => 0,
@@ -71,7 +71,7 @@ pub static IN_PLACE: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Journal => 20,
         Full => 12,
-        Quotas => 6,
+        Quotas | Bounds => 6,
         Mixed | Gathering | Hosts => 4,
         Calm | Copies => 2,
         _ => 0,

@@ -1,0 +1,157 @@
+//! A bound limits what a branch costs the pool, for independent clients and beside a database.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use crate::attach_postgres::{NOBODY, Postgres, as_nobody, programs};
+use crate::harness::{LIMIT, Lab, POOL, Server, noise, succeed, wait_until};
+use crate::mount_served::Both;
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+const ENOSPC: i32 = 28;
+
+fn of(lab: &Lab, volume: &str) -> Value {
+    lab.json(&["list", volume])[0].clone()
+}
+
+/// Writes noise from the beginning until the volume refuses it; returns how many MiB that was.
+fn fill(client: &mut Client, seed: u64, most: u64) -> u64 {
+    for at in 0..most {
+        if let Err(error) = client.write(at << 20, &noise(seed + at, MIB), false) {
+            assert_eq!(error.raw_os_error(), Some(ENOSPC));
+            return at;
+        }
+    }
+    most
+}
+
+#[test]
+fn a_branch_with_snapshots_cannot_take_more_than_its_bound() {
+    let lab = Lab::with_pool("128M");
+    lab.write_file("base.raw", &noise(1, 32 * MIB));
+    lab.ok(&["import", "base.raw", "pool.img/base"]);
+    lab.ok(&["fork", "pool.img/base", "pool.img/kid", "--set", "diverge=8M,label.owner=ci"]);
+    let server = Server::start(&lab);
+    let mut kid = Client::connect(server.socket(), "kid").unwrap();
+    assert_eq!(fill(&mut kid, 100, 32), 8, "overwriting what is shared");
+    kid.write(0, &noise(2, 8 * MIB), true).unwrap();
+    lab.ok(&["snapshot", "pool.img/kid@a"]);
+    assert_eq!(kid.write(0, &noise(3, MIB), false).unwrap_err().raw_os_error(), Some(ENOSPC), "the snapshot counts");
+    let mut base = Client::connect(server.socket(), "base").unwrap();
+    assert_eq!(fill(&mut base, 200, 32), 32, "others are not bounded");
+    assert!(kid.read(20 << 20, MIB).unwrap() == noise(1, 32 * MIB)[20 * MIB..21 * MIB]);
+    lab.ok(&["delete", "pool.img/kid@a"]);
+    kid.write(0, &noise(4, 8 * MIB), true).unwrap();
+    kid.trim(0, 2 * MIB as u32).unwrap();
+    kid.flush().unwrap();
+    assert_eq!([&of(&lab, "pool.img/kid")["diverge"], &of(&lab, "pool.img/kid")["diverged"]], [8 * MIB, 6 * MIB]);
+    server.kill();
+    assert_eq!(of(&lab, "pool.img/kid")["diverged"], 6 * MIB, "also after a kill");
+    let server = Server::start(&lab);
+    let mut kid = Client::connect(server.socket(), "kid").unwrap();
+    kid.write(24 << 20, &noise(5, 2 * MIB), false).unwrap();
+    assert!(kid.write(30 << 20, &[1], false).is_err());
+    lab.ok(&["set", "diverge=9M", "pool.img/kid"]);
+    kid.write(30 << 20, &noise(6, MIB), false).unwrap();
+    drop((kid, base));
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_bound_is_given_shown_and_taken_away() {
+    let lab = Lab::with_pool("128M");
+    lab.write_file("base.raw", &noise(1, 4 * MIB));
+    lab.ok(&["import", "base.raw", "pool.img/base", "--set", "diverge=1M"]);
+    lab.ok(&["create", "pool.img/new", "--size", "1G", "--set", "diverge=2M,expires=2h"]);
+    lab.ok(&["clone", "pool.img/base", "pool.img/copy", "--set", "diverge=3M"]);
+    lab.ok(&["clone", "pool.img/copy", "pool.img/bare"]);
+    lab.ok(&["snapshot", "pool.img/copy@s"]);
+    for (name, bound) in [("base", 1), ("new", 2), ("copy", 3)] {
+        let record = of(&lab, &format!("pool.img/{name}"));
+        assert_eq!([&record["diverge"], &record["diverged"]], [&Value::from(bound * MIB), &Value::from(0)], "{name}");
+    }
+    for bare in ["pool.img/bare", "pool.img/copy@s"] {
+        assert_eq!(of(&lab, bare)["diverge"], Value::Null);
+    }
+    let shown = lab.ok(&["list", POOL]);
+    assert!(shown.lines().next().unwrap().contains("DIVERGED") && shown.contains("3M"), "{shown}");
+    let server = Server::start_with(&lab, POOL, &["--metrics", "unix:metrics"]);
+    let mut copy = Client::connect(server.socket(), "copy").unwrap();
+    copy.write(0, &noise(7, MIB), false).unwrap();
+    let mut metrics = UnixStream::connect(lab.path("metrics")).unwrap();
+    metrics.set_read_timeout(Some(LIMIT)).unwrap();
+    metrics.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let told = std::io::read_to_string(metrics).unwrap();
+    for line in ["diverge_bytes{volume=\"copy\"} 3145728", "diverged_bytes{volume=\"copy\"} 1048576"] {
+        assert!(told.contains(&format!("forkdisk_volume_{line}")), "{line}");
+    }
+    lab.ok(&["set", "diverge=none", "pool.img/copy"]);
+    assert_eq!(of(&lab, "pool.img/copy")["diverge"], Value::Null);
+    copy.write(0, &noise(8, 4 * MIB), false).unwrap();
+    drop(copy);
+    server.stop();
+    for bad in ["diverge=", "diverge=0", "diverge=4095", "diverge=2P", "diverge=-1"] {
+        assert!(!lab.run(&["set", bad, "pool.img/copy"]).status.success(), "{bad}");
+    }
+    assert!(lab.run(&["set", "diverge=1M", "pool.img/copy@s"]).refused().contains("no volume"));
+    lab.assert_clean();
+}
+
+#[test]
+fn postgresql_goes_on_beside_branches_at_their_bounds() {
+    let Some(bin) = programs() else { return };
+    let lab = Lab::with_pool("1G");
+    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let Some(both) = Both::start_for_all_users(&lab) else { return };
+    let data = both.path("data");
+    fs::create_dir(&data).unwrap();
+    succeed(Command::new("chown").arg(NOBODY).arg(&data));
+    succeed(as_nobody(&bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
+    let server = Postgres::start(&bin, data, lab.path("first"));
+    succeed(server.client("pgbench").args(["-q", "-i", "-s", "1", "postgres"]));
+    lab.write_file("base.raw", &noise(1, 64 * MIB));
+    lab.ok(&["import", "base.raw", "pool.img/base"]);
+    lab.ok(&["fork", "pool.img/base", "pool.img/kids/{1..4}", "--set", "diverge=16M"]);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut rounds = 0;
+            while !ended.load(Ordering::Relaxed) || rounds == 0 {
+                succeed(server.client("pgbench").args(["-n", "-c", "2", "-t", "50", "postgres"]));
+                server.query("checkpoint");
+                rounds += 1;
+            }
+        });
+        // Each writes over and over again all of what it shares, with snapshots in between, far beyond its bound.
+        for round in 0..3 {
+            for kid in 1..=4 {
+                let mut client = both.nbd(&format!("kids/{kid}"));
+                fill(&mut client, 1000 * round + 100 * kid, 64);
+                lab.ok(&["snapshot", &format!("pool.img/kids/{kid}@r{round}")]);
+                assert!(fill(&mut client, 5000 * round + 100 * kid, 64) <= 16);
+            }
+        }
+        let count = || server.query("select count(*) from pgbench_history").parse::<u64>().unwrap();
+        let before = count();
+        wait_until("the load goes on", || count() > before + 50);
+        ended.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    for kid in 1..=4 {
+        let diverged = of(&lab, &format!("pool.img/kids/{kid}"))["diverged"].as_u64().unwrap();
+        assert!((15 << 20..=16 << 20).contains(&diverged), "{diverged}");
+    }
+    server.transactions_of_whole_database();
+    server.stop("fast");
+    drop(server);
+    both.stop();
+    lab.assert_clean();
+}
