@@ -243,6 +243,7 @@ impl Setup {
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
                 Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
                 Profile::Gathering => *rng.pick(&[24, 200, 600]),
+                Profile::Bounds => *rng.pick(&[24, 300, 600, 1200, 1200]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
             crowd: match profile {

@@ -47,7 +47,8 @@ fn set_bound(run: &mut Run, op: &Op, key: Key) -> Result<(), Violation> {
         1 => Some(held.max(PAGE)),
         2 => Some((held / 2).max(PAGE)),
         3 | 4 => None,
-        _ => Some(held + PAGE + rng.below(96 * PAGE)),
+        5 => Some(held + PAGE + rng.below(96 * PAGE)),
+        _ => Some(held + PAGE + rng.below(2048 * PAGE)),
     };
     let label = [("bound".to_string(), Some(rng.below(100).to_string()))].into();
     let extension = match bytes {

@@ -85,6 +85,7 @@ pub static FILL: Operation<Volumes> = Operation {
     weight: |profile| match profile {
         Full => 4,
         Blocks => 3,
+        Bounds => 6,
         Gathering => 1,
         _ => 0,
     },
