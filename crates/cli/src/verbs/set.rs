@@ -125,8 +125,8 @@ pub fn parse_property(text: &str) -> Result<Property> {
             time => keys::time(time)?,
         }))),
         _ => bail!(
-            "there is no property '{name}' that can be set: chunk, break, quota, diverge, gather, copy-ahead, when-full, \
-             path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
+            "there is no property '{name}' that can be set: chunk, break, quota, diverge, gather, copy-ahead, \
+             when-full, path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
         ),
     }
 }

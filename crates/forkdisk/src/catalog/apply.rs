@@ -1,7 +1,7 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
 use crate::catalog::directory::{self, descent, extensions, names, remnants};
-use crate::catalog::{exceptions, parts};
+use crate::catalog::{bounds, exceptions, parts};
 use crate::format::{
     BreakPolicy, Extension, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle,
     VolumeRecord, VolumeState,
@@ -123,7 +123,7 @@ impl Catalog {
 fn set_extension(catalog: &mut Catalog, id: VolumeId, extension: &Extension) -> Result<(), Failure> {
     let volume = catalog.directory.get(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
     let (old, mut extension) = (volume.account(), extension.clone());
-    catalog.change_account(id, old, extension.bound.map_or(NO_ACCOUNT, |bound| bound.account));
+    bounds::change_account(catalog, id, old, extension.bound.map_or(NO_ACCOUNT, |bound| bound.account));
     if let Some(bound) = &mut extension.bound {
         bound.charged = catalog.space.accounts.pages(bound.account);
     }
@@ -281,7 +281,7 @@ fn delete_all(catalog: &mut Catalog, ids: &[VolumeId]) -> Result<(), Failure> {
     let until = catalog.journal.next() + 1;
     ids.iter().try_for_each(|&id| catalog.refuse_unknown(id))?;
     for &id in ids {
-        catalog.close_account(id);
+        bounds::close_account(catalog, id);
         catalog.directory.mark_dead(id, until);
         catalog.space.forget_reservations_of(id);
     }
@@ -374,7 +374,7 @@ fn rename_over(catalog: &mut Catalog, id: VolumeId, name: &str, replaced: Volume
     match kept {
         true => catalog.directory.orphan(replaced),
         false => {
-            catalog.close_account(replaced);
+            bounds::close_account(catalog, replaced);
             catalog.directory.mark_dead(replaced, catalog.journal.next() + 1);
         }
     }

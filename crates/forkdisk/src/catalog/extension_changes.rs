@@ -31,7 +31,8 @@ pub struct ExtensionChanges {
     /// What a volume does with written pages of zeroes.
     pub zeroes: Option<Zeroes>,
     /// Most bytes of new pages that a volume, and its snapshots and clones with it, may hold beyond what the volume is
-    /// when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See [`VolumeInfo::diverged`](crate::VolumeInfo).
+    /// when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See
+    /// [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
     pub diverge: Option<u64>,
 }
 

@@ -29,6 +29,7 @@ use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 pub use admission::admit;
+pub use bounds::{admit_divergence, enter_charges, open_accounts};
 pub use changes::Changes;
 pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshots};
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};

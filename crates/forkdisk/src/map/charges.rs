@@ -75,45 +75,45 @@ impl Editor<'_> {
         }
         Ok(credits)
     }
+}
 
-    /// Returns what has to be charged and credited if the pages in `moved` are replaced wherever these leaves of a
-    /// family refer to them.
-    pub(super) fn charges_of_move(
-        &mut self,
-        family: &Family,
-        moved: &[MovedRun],
-        referring: &[usize],
-    ) -> Result<(Credits, Credits), Stop> {
-        let (mut charges, mut credits) = (Credits::new(), Credits::new());
-        if self.space.accounts.is_empty() {
-            return Ok((charges, credits));
-        }
-        let known = self.known_wholly(family)?;
-        // Each old page with its account, and the references to it that go.
-        let mut old: BTreeMap<PageAddr, (AccountId, u32)> = BTreeMap::new();
-        for &leaf in referring {
-            let part = &family.parts[leaf];
-            let goes = match part.node {
-                _ if !known[leaf] => 0,
-                Some(_) => 1,
-                None => part.by.len() as u32,
-            };
-            let said = self.said(part);
-            for run in moved {
-                for (entry, slot) in run.slots().map(|slot| (said.get(slot), slot)) {
-                    if is_moved(entry, slot, run).is_some() && self.space.accounts.has(entry.account()) {
-                        old.entry(entry.addr()).or_insert((entry.account(), 0)).1 += goes;
-                    }
+/// Returns what has to be charged and credited if the pages in `moved` are replaced wherever these leaves of a
+/// family refer to them.
+pub(super) fn charges_of_move(
+    editor: &mut Editor<'_>,
+    family: &Family,
+    moved: &[MovedRun],
+    referring: &[usize],
+) -> Result<(Credits, Credits), Stop> {
+    let (mut charges, mut credits) = (Credits::new(), Credits::new());
+    if editor.space.accounts.is_empty() {
+        return Ok((charges, credits));
+    }
+    let known = editor.known_wholly(family)?;
+    // Each old page with its account, and the references to it that go.
+    let mut old: BTreeMap<PageAddr, (AccountId, u32)> = BTreeMap::new();
+    for &leaf in referring {
+        let part = &family.parts[leaf];
+        let goes = match part.node {
+            _ if !known[leaf] => 0,
+            Some(_) => 1,
+            None => part.by.len() as u32,
+        };
+        let said = editor.said(part);
+        for run in moved {
+            for (entry, slot) in run.slots().map(|slot| (said.get(slot), slot)) {
+                if is_moved(entry, slot, run).is_some() && editor.space.accounts.has(entry.account()) {
+                    old.entry(entry.addr()).or_insert((entry.account(), 0)).1 += goes;
                 }
             }
         }
-        for (page, (account, goes)) in old {
-            credit(&mut charges, account, 1);
-            let counts = self.space.in_block(page.block())?;
-            if counts.whole() + counts.page(page.index()) == goes {
-                credit(&mut credits, account, 1);
-            }
-        }
-        Ok((charges, correct!(credits, Bug::GatherChargesTwice => Credits::new())))
     }
+    for (page, (account, goes)) in old {
+        credit(&mut charges, account, 1);
+        let counts = editor.space.in_block(page.block())?;
+        if counts.whole() + counts.page(page.index()) == goes {
+            credit(&mut credits, account, 1);
+        }
+    }
+    Ok((charges, correct!(credits, Bug::GatherChargesTwice => Credits::new())))
 }

@@ -219,8 +219,8 @@ impl Entries {
         self.runs(0..TABLE_FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
     }
 
-    /// If all are pages of one block, each at its place in the block, and charged to the same account: returns the entry
-    /// of the block with the oldest birth, and the youngest birth.
+    /// If all are pages of one block, each at its place in the block, and charged to the same account: returns the
+    /// entry of the block with the oldest birth, and the youngest birth.
     pub fn as_block(&self) -> Option<(MapEntry, Epoch)> {
         let first = self.get(0);
         if first.is_absent() || first.addr().index() != 0 {

@@ -10,6 +10,7 @@ use crate::planted::correct;
 use crate::space::delta;
 use crate::types::{BLOCK_PAGES, PageAddr, TABLE_FANOUT, VolumeId};
 
+use super::charges::charges_of_move;
 use super::edit::{Editor, Stop};
 use super::family::{Family, Referrer, SubMap};
 use super::store::NodeId;
@@ -110,7 +111,7 @@ impl Editor<'_> {
         for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
             self.table_count(part.entry.table_ref())?;
         }
-        let (charges, credits) = self.charges_of_move(family, moved, &referring)?;
+        let (charges, credits) = charges_of_move(self, family, moved, &referring)?;
         // From here on no lookup can miss: the counts above are in memory.
         charges.iter().for_each(|&(account, pages)| self.space.accounts.charge(account, pages));
         self.space.accounts.credit(credits);

@@ -40,8 +40,8 @@ impl<D: Device> Pool<D> {
         Ok(volume)
     }
 
-    /// Bounds how far an unnamed volume may diverge from what it is now, in bytes; 0: no bound. The next commit makes it
-    /// durable.
+    /// Bounds how far an unnamed volume may diverge from what it is now, in bytes; 0: no bound. The next commit makes
+    /// it durable.
     ///
     /// # Errors
     /// `Invalid` for a bound out of range; and those of [changing](crate#errors).

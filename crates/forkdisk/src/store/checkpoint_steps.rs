@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, enter_charges};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -75,7 +75,7 @@ fn on_disk_slot(meta: &Catalog, slot: &Option<DirectorySlot>) -> Option<Director
 
 /// Step 1. Loads everything it may need first; the rest cannot fail.
 fn freeze(meta: &mut Catalog) -> std::result::Result<Frozen, Failure> {
-    correct!(meta.enter_charges(), Bug::ChargesNotCheckpointed => ());
+    correct!(enter_charges(meta), Bug::ChargesNotCheckpointed => ());
     let changed = meta.directory.changed_entries();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();

@@ -181,8 +181,8 @@ fn over_quota_error() -> Error {
 
 /// A write would exceed the bound of its volume.
 fn over_bound_error() -> Error {
-    let why = "the volume has diverged as far as its bound allows; discard what it wrote, delete snapshots of it or raise \
-               diverge";
+    let why = "the volume has diverged as far as its bound allows; discard what it wrote, delete snapshots of it or \
+               raise diverge";
     Error::new(ErrorKind::NoSpace, why)
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::catalog::directory::extensions;
-use crate::catalog::{Catalog, Failure, directory};
+use crate::catalog::{Catalog, Failure, directory, open_accounts};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -516,6 +516,6 @@ pub async fn load_directory<D: Device>(store: &Store<D>) -> Result<()> {
     let strays = extensions::refuse_strays(&meta.directory);
     strays.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
     meta.directory.take_changed();
-    meta.open_accounts();
+    open_accounts(&mut meta);
     Ok(())
 }

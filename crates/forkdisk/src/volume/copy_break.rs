@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::catalog::{Catalog, Failure, pages_of};
+use crate::catalog::{Catalog, Failure, admit_divergence, pages_of};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
@@ -101,7 +101,7 @@ impl WritePlan {
         let new = self.new_pages(&runs);
         meta.admits(id, live.claims.pages(), new)?;
         let all = self.needed(&runs).iter().map(|r| r.end - r.start).sum();
-        if meta.admits_divergence(id, live.new_pages.pages(), all).is_err() {
+        if admit_divergence(meta, id, live.new_pages.pages(), all).is_err() {
             return Ok(false);
         }
         let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use crate::catalog::{Catalog, Failure, directory};
+use crate::catalog::{Catalog, Failure, admit_divergence, directory};
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
@@ -85,7 +85,7 @@ fn admit_new_pages(
     _is_mapped: bool,
 ) -> Result<(), Failure> {
     let more = correct!(pages, Bug::BreaksUnbounded => if _is_mapped { 0 } else { pages });
-    match meta.admits_divergence(id, live.new_pages.pages(), more) {
+    match admit_divergence(meta, id, live.new_pages.pages(), more) {
         Err(Failure::OverBound) if moved => Err(Failure::Stop(Stop::NoSpace)),
         admitted => admitted,
     }

@@ -89,9 +89,7 @@ fn changes(name: &str, value: &[u8]) -> Outcome<Option<Changes>> {
         Some("zeroes") => {
             of_extension(ExtensionChanges::default().with_zeroes(parsed::<Zeroes>(value).ok_or(invalid)?))
         }
-        Some("diverge") => {
-            of_extension(ExtensionChanges::default().with_diverge(parse_bound(value).ok_or(invalid)?))
-        }
+        Some("diverge") => of_extension(ExtensionChanges::default().with_diverge(parse_bound(value).ok_or(invalid)?)),
         _ => return Ok(None),
     }))
 }
