@@ -28,6 +28,7 @@ pub(crate) struct Given<'a> {
     pub writes: Option<&'a str>,
     pub zeroes: Option<&'a str>,
     pub diverge: Option<u64>,
+    pub reserve: Option<u64>,
 }
 
 /// What parameters say of lifetimes and labels, with a lease, a bound and the policy of writes or without.
@@ -41,10 +42,16 @@ macro_rules! given {
             writes: None,
             zeroes: None,
             diverge: None,
+            reserve: None,
         }
     };
     ($p:ident, lease) => {
-        crate::lifetimes::Given { lease: $p.lease.as_deref(), diverge: $p.diverge, ..crate::lifetimes::given!($p) }
+        crate::lifetimes::Given {
+            lease: $p.lease.as_deref(),
+            diverge: $p.diverge,
+            reserve: $p.reserve,
+            ..crate::lifetimes::given!($p)
+        }
     };
     ($p:ident, lease, writes) => {
         crate::lifetimes::Given {
@@ -84,7 +91,7 @@ impl Given<'_> {
         let writes = self.writes.map(|name| parsed::<Writes>("writes", name)).transpose()?;
         let zeroes = self.zeroes.map(|name| parsed::<Zeroes>("zeroes", name)).transpose()?;
         let changes = ExtensionChanges::default().with_expires(self.expires).with_lease(lease).with_labels(labels);
-        Ok(changes.with_writes(writes).with_zeroes(zeroes).with_diverge(self.diverge))
+        Ok(changes.with_writes(writes).with_zeroes(zeroes).with_diverge(self.diverge).with_reserve(self.reserve))
     }
 }
 

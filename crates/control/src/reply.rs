@@ -430,14 +430,14 @@ mod tests {
     fn records_of_volumes_have_the_same_bytes_as_ever() {
         assert_same_bytes::<VolumeRecord>(&[
             r#"{"id":7,"name":"vm1","type":"volume","size":1048576,"referenced":8192,"scattered":4096,"chunk":65536,"#,
-            r#""break":"split","gather":"20%","quota":null,"diverge":8192,"diverged":4096,"#,
+            r#""break":"split","gather":"20%","quota":null,"diverge":8192,"reserve":16384,"diverged":4096,"#,
             r#""origin":"base@clean","origin_id":5,"depends_on":null,"#,
             r#""created":1795261446,"created_by":"cli:uid=0","last_used":5,"expires":6,"lease":"connection","#,
             r#""labels":{"a":"b"},"writes":"compare","zeroes":"holes","flags":[],"protection":null}"#,
         ]);
         assert_same_bytes::<VolumeRecord>(&[
             r#"{"id":8,"name":"db","type":"origin","size":1048576,"referenced":0,"scattered":0,"chunk":65536,"#,
-            r#""break":"copy","gather":"auto","quota":4096,"diverge":null,"diverged":0,"#,
+            r#""break":"copy","gather":"auto","quota":4096,"diverge":null,"reserve":null,"diverged":0,"#,
             r#""origin":"/dev/sdb","origin_id":null,"depends_on":"db@a","#,
             r#""created":1,"created_by":null,"last_used":null,"expires":null,"lease":null,"labels":{},"#,
             r#""writes":"all","zeroes":"written","flags":["droppable","writable"],"protection":{"copy_ahead":8388608,"#,

@@ -84,6 +84,7 @@ setters! {
         with_writes writes: impl Into<Option<Writes>>,
         with_zeroes zeroes: impl Into<Option<Zeroes>>,
         with_diverge diverge: impl Into<Option<u64>>,
+        with_reserve reserve: impl Into<Option<u64>>,
     }
     ProtectOptions {
         with_chunk chunk: u64,

@@ -273,24 +273,30 @@ fn volume_gauges(all: &mut Vec<Family>) {
             shown.for_each(|v| sample(out, name, &volume_label(v), value(v)));
         }));
     }
-    all.push(Box::new(|s, out| {
-        let name = "forkdisk_volume_quota_bytes";
-        head(out, name, "gauge", "Most bytes that the volume may have mapped, if it has a quota.");
-        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.quota?)));
-        bounded.for_each(|(v, quota)| sample(out, name, &volume_label(v), quota));
-    }));
-    all.push(Box::new(|s, out| {
-        let name = "forkdisk_volume_diverge_bytes";
-        head(out, name, "gauge", "Most bytes of new pages that the bound of the volume allows, if it has one.");
-        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.diverge?.0)));
-        bounded.for_each(|(v, bytes)| sample(out, name, &volume_label(v), bytes));
-    }));
-    all.push(Box::new(|s, out| {
-        let name = "forkdisk_volume_diverged_bytes";
-        head(out, name, "gauge", "Bytes of new pages that the bound of the volume counts, if it has one.");
-        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.diverge?.1)));
-        bounded.for_each(|(v, bytes)| sample(out, name, &volume_label(v), bytes));
-    }));
+    type Bound = fn(&VolumeFigures) -> Option<u64>;
+    let bounds: [(&str, &str, Bound); 4] = [
+        ("forkdisk_volume_quota_bytes", "Most bytes that the volume may have mapped, if it has a quota.", |v| v.quota),
+        (
+            "forkdisk_volume_diverge_bytes",
+            "Most bytes of new pages that the bound of the volume allows, if it has one.",
+            |v| v.diverge,
+        ),
+        ("forkdisk_volume_reserve_bytes", "Bytes of new pages that are reserved for the volume, if any are.", |v| {
+            v.reserve
+        }),
+        (
+            "forkdisk_volume_diverged_bytes",
+            "Bytes of new pages that the bounds of the volume count, if it has any.",
+            |v| v.diverged,
+        ),
+    ];
+    for (name, help, value) in bounds {
+        all.push(Box::new(move |s, out| {
+            head(out, name, "gauge", help);
+            let bounded = s.volumes.iter().filter_map(|v| Some((v, value(v)?)));
+            bounded.for_each(|(v, bytes)| sample(out, name, &volume_label(v), bytes));
+        }));
+    }
 }
 
 /// Adds the families of copies, for the whole pool and for each volume that was opened.

@@ -256,8 +256,12 @@ pub struct VolumeFigures {
     pub scattered: u64,
     /// Most bytes that may be mapped; `None` for no limit.
     pub quota: Option<u64>,
-    /// Most bytes of new pages that its bound allows, and those that it counts; `None` without a bound.
-    pub diverge: Option<(u64, u64)>,
+    /// Most bytes of new pages that its bound allows; `None` without one.
+    pub diverge: Option<u64>,
+    /// Bytes of new pages that are reserved; `None` if nothing is.
+    pub reserve: Option<u64>,
+    /// Bytes of new pages that its bounds count; `None` without a bound.
+    pub diverged: Option<u64>,
     /// Open handles.
     pub in_use: u64,
     /// Activity; `None` if it was never opened.

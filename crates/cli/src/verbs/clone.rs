@@ -41,12 +41,13 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     }
     let pool = same_pool(&addresses)?;
     let source = addresses.remove(0).name;
-    let (expires, labels, diverge) = args.new.given();
+    let (expires, labels, [diverge, reserve]) = args.new.given();
     let method = params::Clone {
         source,
         volumes: names(addresses),
         recursive: args.recursive,
         diverge,
+        reserve,
         expires,
         labels,
         lease: args.lease.lease.clone(),

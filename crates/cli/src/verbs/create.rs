@@ -52,7 +52,7 @@ pub struct ChunkArg {
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
     let addresses = args.volumes.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let (expires, labels, diverge) = args.new.given();
+    let (expires, labels, [diverge, reserve]) = args.new.given();
     let method = params::Create {
         volumes: names(addresses),
         size: args.size,
@@ -61,6 +61,7 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         quota: args.quota,
         gather: args.gather.map(|policy| policy.to_string()),
         diverge,
+        reserve,
         expires,
         labels,
         lease: args.lease.lease.clone(),

@@ -39,8 +39,8 @@ pub struct ForkArgs {
     #[arg(required = true, value_name = "POOL/NAME")]
     children: Vec<String>,
 
-    /// Properties of the new volumes: chunk, break, quota, diverge, gather, expires, label.KEY, writes and zeroes,
-    /// separated by commas; can be given several times
+    /// Properties of the new volumes: chunk, break, quota, diverge, reserve, gather, expires, label.KEY, writes and
+    /// zeroes, separated by commas; can be given several times
     #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_new_property, value_delimiter = ',')]
     set: Vec<Property>,
 
@@ -72,11 +72,12 @@ pub struct ForkArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 9] = [
+pub const PROPERTIES: [(&str, &str); 10] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
     ("diverge=SIZE|none", "diverge"),
+    ("reserve=SIZE|none", "reserve"),
     ("gather", "gather"),
     ("expires=TIME|DATE|none", "expires"),
     ("label.KEY=VALUE", "labels"),
@@ -86,12 +87,12 @@ pub const PROPERTIES: [(&str, &str); 9] = [
 
 fn parse_new_property(text: &str) -> Result<Property> {
     match text.split(['=', '.']).next().unwrap_or_default() {
-        "chunk" | "break" | "quota" | "diverge" | "gather" | "expires" | "label" | "writes" | "zeroes" => {
+        "chunk" | "break" | "quota" | "diverge" | "reserve" | "gather" | "expires" | "label" | "writes" | "zeroes" => {
             set::parse_property(text)
         }
         name => bail!(
-            "there is no property '{name}' that a new volume can have: chunk, break, quota, diverge, gather, expires, \
-             label.KEY, writes and zeroes are"
+            "there is no property '{name}' that a new volume can have: chunk, break, quota, diverge, reserve, \
+             gather, expires, label.KEY, writes and zeroes are"
         ),
     }
 }
@@ -133,6 +134,7 @@ pub fn run(args: ForkArgs, global: &Global) -> Result<()> {
             Property::Break(policy) => method.break_policy = Some(policy),
             Property::Quota(quota) => method.quota = Some(quota),
             Property::Diverge(bytes) => method.diverge = Some(bytes),
+            Property::Reserve(bytes) => method.reserve = Some(bytes),
             Property::Gather(policy) => method.gather = Some(policy.to_string()),
             Property::Expires(time) => method.expires = Some(time),
             Property::Label(label) => method.labels.push(label),

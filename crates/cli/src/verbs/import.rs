@@ -58,7 +58,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.volume)?;
     let is_stdin = args.image == Path::new("-");
     let shown = if is_stdin { "standard input".to_string() } else { args.image.display().to_string() };
-    let (expires, labels, diverge) = args.new.given();
+    let (expires, labels, [diverge, reserve]) = args.new.given();
     let mut method = params::Import {
         volume: address.name,
         chunk: args.chunk.chunk,
@@ -67,6 +67,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         source: Some(shown.clone()),
         force: args.force,
         diverge,
+        reserve,
         expires,
         labels,
         created_by: created_by(),

@@ -22,7 +22,8 @@ pub struct NewArgs {
 /// The same, and the bound of new volumes.
 #[derive(Args, Clone)]
 pub struct NewVolumeArgs {
-    /// Properties of the new volumes: diverge, expires and label.KEY, separated by commas; can be given several times
+    /// Properties of the new volumes: diverge, reserve, expires and label.KEY, separated by commas; can be given
+    /// several times
     #[arg(long, value_name = "PROPERTY=VALUE", value_parser = parse_volume_property, value_delimiter = ',')]
     set: Vec<Property>,
 }
@@ -54,16 +55,26 @@ pub struct SelectArgs {
 pub const PROPERTIES: [(&str, &str); 2] = [("expires=TIME|DATE|none", "expires"), ("label.KEY=VALUE", "labels")];
 
 /// Properties of new volumes that are described by the parameters of the method.
-pub const VOLUME_PROPERTIES: [(&str, &str); 3] =
-    [("diverge=SIZE|none", "diverge"), ("expires=TIME|DATE|none", "expires"), ("label.KEY=VALUE", "labels")];
+pub const VOLUME_PROPERTIES: [(&str, &str); 4] = [
+    ("diverge=SIZE|none", "diverge"),
+    ("reserve=SIZE|none", "reserve"),
+    ("expires=TIME|DATE|none", "expires"),
+    ("label.KEY=VALUE", "labels"),
+];
 
 impl NewVolumeArgs {
-    /// When they expire, their labels and their bound.
-    pub fn given(self) -> (Option<u64>, Vec<String>, Option<u64>) {
-        let bound = |property: &Property| if let Property::Diverge(bytes) = property { Some(*bytes) } else { None };
-        let diverge = self.set.iter().rev().find_map(bound);
+    /// When they expire, their labels and their bounds: `diverge` and `reserve`.
+    pub fn given(self) -> (Option<u64>, Vec<String>, [Option<u64>; 2]) {
+        let mut bounds = [None; 2];
+        for property in &self.set {
+            match property {
+                Property::Diverge(bytes) => bounds[0] = Some(*bytes),
+                Property::Reserve(bytes) => bounds[1] = Some(*bytes),
+                _ => {}
+            }
+        }
         let (expires, labels) = NewArgs { set: self.set }.given();
-        (expires, labels, diverge)
+        (expires, labels, bounds)
     }
 }
 
@@ -126,8 +137,10 @@ fn parse_new_property(text: &str) -> Result<Property> {
 
 fn parse_volume_property(text: &str) -> Result<Property> {
     match text.split(['=', '.']).next().unwrap_or_default() {
-        "diverge" | "expires" | "label" => set::parse_property(text),
-        name => bail!("there is no property '{name}' that --set takes here: diverge, expires and label.KEY are"),
+        "diverge" | "reserve" | "expires" | "label" => set::parse_property(text),
+        name => {
+            bail!("there is no property '{name}' that --set takes here: diverge, reserve, expires and label.KEY are")
+        }
     }
 }
 

@@ -58,6 +58,7 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Left("LEASE"),
         Column::Left("LABELS"),
         Column::Right("DIVERGE"),
+        Column::Right("RESERVE"),
         Column::Right("DIVERGED"),
         Column::Left("LAST-USED"),
         Column::Left("CREATED-BY"),
@@ -77,7 +78,7 @@ const SPARE: [&str; 9] =
 /// Number of columns that apply to every pool.
 const USUAL_COLUMNS: usize = 10;
 /// Number of columns that people see if they contain a value; the rest is for scripts.
-const SOME_COLUMNS: usize = 19;
+const SOME_COLUMNS: usize = 20;
 
 /// Returns the columns to show, out of `all`.
 fn shown_columns(rows: &[Vec<String>], all: usize, for_people: bool) -> Vec<usize> {
@@ -111,7 +112,8 @@ fn row(record: &VolumeRecord, table: &TableArgs) -> Vec<String> {
         or_none(record.lease.clone()),
         or_none(labels.join(",")),
         if record.diverge == 0 { "-".to_string() } else { table.size(record.diverge) },
-        if record.diverge == 0 { "-".to_string() } else { table.size(record.diverged) },
+        if record.reserve == 0 { "-".to_string() } else { table.size(record.reserve) },
+        if record.diverge + record.reserve == 0 { "-".to_string() } else { table.size(record.diverged) },
         time(record.last_used),
         or_none(record.created_by.clone()),
     ]

@@ -34,6 +34,7 @@ const BEAT: Duration = Duration::from_secs(1);
     "forkdisk set expires=10m /srv/pool.img/kids/1",
     "forkdisk set label.owner=ci /srv/pool.img/kids/1",
     "forkdisk set diverge=2G /srv/pool.img/kids/1",
+    "forkdisk set reserve=20G /srv/pool.img/db",
     "forkdisk set writes=compare /srv/pool.img/memory",
 ])]
 pub struct SetArgs {
@@ -51,11 +52,12 @@ pub struct SetArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 13] = [
+pub const PROPERTIES: [(&str, &str); 14] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
     ("diverge=SIZE|none", "diverge"),
+    ("reserve=SIZE|none", "reserve"),
     ("gather", "gather"),
     ("copy-ahead", "copy_ahead"),
     ("when-full", "when_full"),
@@ -76,6 +78,7 @@ pub enum Property {
     Break(String),
     Quota(u64),
     Diverge(u64),
+    Reserve(u64),
     Gather(GatherPolicy),
     Expires(u64),
     /// As `KEY=VALUE`; without a value it is removed.
@@ -104,6 +107,8 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "quota" => Ok(Property::Quota(size::parse(value)?)),
         "diverge" if value == "none" => Ok(Property::Diverge(0)),
         "diverge" => Ok(Property::Diverge(bound(value)?)),
+        "reserve" if value == "none" => Ok(Property::Reserve(0)),
+        "reserve" => Ok(Property::Reserve(size::parse(value)?)),
         "gather" => Ok(Property::Gather(value.parse()?)),
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
@@ -125,8 +130,8 @@ pub fn parse_property(text: &str) -> Result<Property> {
             time => keys::time(time)?,
         }))),
         _ => bail!(
-            "there is no property '{name}' that can be set: chunk, break, quota, diverge, gather, copy-ahead, \
-             when-full, path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
+            "there is no property '{name}' that can be set: chunk, break, quota, diverge, reserve, gather, \
+             copy-ahead, when-full, path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
         ),
     }
 }
@@ -157,6 +162,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         }
         Property::Quota(quota) => method.quota = Some(quota),
         Property::Diverge(bytes) => method.diverge = Some(bytes),
+        Property::Reserve(bytes) => method.reserve = Some(bytes),
         Property::Gather(policy) => method.gather = Some(policy.to_string()),
         Property::Expires(time) => method.expires = Some(time),
         Property::Label(label) => method.labels.push(label),

@@ -48,6 +48,10 @@ parameters! {
         /// with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
+        /// Bytes of new pages that each volume can write whatever else takes space; the pool keeps them
+        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        #[serde(default)]
+        reserve: Option<u64>,
         /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
         /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
         /// while the fragmentation is above it. Default: `auto`.
@@ -97,6 +101,10 @@ parameters! {
         /// beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
+        /// Bytes of new pages that the volume can write whatever else takes space, beyond the image; the pool keeps them
+        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        #[serde(default)]
+        reserve: Option<u64>,
         /// Labels of the volume, each as `KEY=VALUE`.
         #[serde(default)]
         labels: Vec<String>,
@@ -174,6 +182,10 @@ parameters! {
         /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
+        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool keeps them
+        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        #[serde(default)]
+        reserve: Option<u64>,
         /// Labels of the clones, each as `KEY=VALUE`.
         #[serde(default)]
         labels: Vec<String>,
@@ -206,6 +218,10 @@ parameters! {
         /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
+        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool keeps them
+        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        #[serde(default)]
+        reserve: Option<u64>,
         /// When scattered pages are gathered in the background. Default: as in the source.
         #[serde(default)]
         gather: Option<String>,
@@ -374,6 +390,10 @@ parameters! {
         /// PiB. 0: no bound.
         #[serde(default)]
         diverge: Option<u64>,
+        /// Bytes of new pages that the volume can write whatever else takes space, beyond what it is when a bound is set first; the pool keeps them
+        /// free, and what their tables may take. 4K to 1 PiB. 0: none.
+        #[serde(default)]
+        reserve: Option<u64>,
         /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as
         /// long as few pages have to move; `idle`, while the volume is idle; or a percentage such as `20%`,
         /// while the fragmentation is above it.

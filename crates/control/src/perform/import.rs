@@ -50,7 +50,7 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
     let volume = made.map_err(|e| Failure::from(e).about("making the volume"))?;
     let filled = fill(session, &volume, p.size, first, &parts, call).await;
     let named = match filled {
-        Ok(()) => match session.pool.bound_unnamed(&volume, p.diverge.unwrap_or(0)) {
+        Ok(()) => match session.pool.bound_unnamed(&volume, p.diverge.unwrap_or(0), p.reserve.unwrap_or(0)) {
             Ok(()) => session.pool.name_volume(&volume, &p.volume).await.map_err(Failure::from),
             Err(error) => Err(error.into()),
         },

@@ -160,6 +160,7 @@ pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<Volum
         writes: p.writes.as_deref(),
         zeroes: p.zeroes.as_deref(),
         diverge: p.diverge,
+        reserve: p.reserve,
     };
     let changes = Changes::default()
         .with_extension(given.changes(session, call)?)

@@ -1,12 +1,13 @@
 //! Admission of records of verbs: none of them leaves a directory that the next checkpoint cannot write (I9).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::format::Record;
 use crate::space::Need;
-use crate::types::{PAGE_SIZE, VolumeId};
+use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 
 use super::Catalog;
+use super::bounds::more_held;
 use super::directory::{clones_of, extensions, unchanged_page_of, unchanged_pages_of_new, within_folder};
 
 /// What a record changes in the directory.
@@ -18,6 +19,10 @@ struct Effect {
     new: usize,
     /// Number of new accounts.
     accounts: usize,
+    /// Sizes of new volumes.
+    sizes: BTreeMap<VolumeId, u64>,
+    /// Pages that have to be kept free from now on.
+    held: u64,
     /// Leads to free space: admitted down to the last page that the checkpoint does not need.
     frees: bool,
     /// Makes something that stays.
@@ -28,7 +33,7 @@ struct Effect {
 pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
     let mut effect = Effect::default();
     collect(catalog, record, &mut effect);
-    if effect.changed.is_empty() && effect.new == 0 {
+    if effect.changed.is_empty() && effect.new == 0 && effect.held == 0 {
         return Ok(());
     }
     let directory = &catalog.directory;
@@ -37,14 +42,23 @@ pub fn admit(catalog: &Catalog, record: &Record) -> Result<(), u64> {
     let pages: BTreeSet<u64> = unchanged_pages_of_new(directory, effect.new).chain(of_changed).collect();
     // With each page at most one path of tables of the directory's map; a table above a root that was too low.
     let checkpoint = catalog.checkpoint_pages() + 2 * (pages.len() + effect.accounts) as u64 + 1;
-    let need = if effect.frees && !effect.stays { Need::Release } else { Need::Step };
+    let need = match effect.held {
+        0 if effect.frees && !effect.stays => Need::Release,
+        0 => Need::Step,
+        held => Need::Write(held),
+    };
     let refused = |_| catalog.space.pages_for(need, checkpoint) * PAGE_SIZE as u64;
-    catalog.space.reserve(need, checkpoint).map(drop).map_err(refused)
+    catalog.space.reserve(need, checkpoint, NO_ACCOUNT).map(drop).map_err(refused)
 }
 
 fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
     match record {
-        Record::Create { .. } | Record::CreateUnnamed { .. } | Record::MakeFolder { .. } | Record::Protect { .. } => {
+        Record::Create { id, size, .. } | Record::CreateUnnamed { id, size, .. } => {
+            effect.sizes.insert(*id, *size);
+            effect.new += 1;
+            effect.stays = true;
+        }
+        Record::MakeFolder { .. } | Record::Protect { .. } => {
             effect.new += 1;
             effect.stays = true;
         }
@@ -58,7 +72,8 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.new += 1;
             effect.stays = true;
         }
-        Record::Clone { source, .. } => {
+        Record::Clone { source, id, .. } => {
+            effect.sizes.extend(catalog.directory.get(*source).map(|volume| (*id, volume.record.size)));
             effect.changed.push(*source);
             effect.new += 1;
             effect.stays = true;
@@ -93,8 +108,13 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         }
         Record::RenameFolder { from, .. } => effect.changed.extend(within_folder(&catalog.directory, from)),
         // A full pool must not keep origins from being opened, closed and rolled back.
+        Record::Resize { id, size } => {
+            let bound = catalog.directory.get(*id).and_then(|volume| volume.bound());
+            effect.held += more_held(catalog, *id, *size, bound);
+            effect.changed.push(*id);
+            effect.frees = true;
+        }
         Record::Unlink { id }
-        | Record::Resize { id, .. }
         | Record::Flatten { id }
         | Record::SetOrigin { id, .. }
         | Record::Identify { id, .. }
@@ -115,6 +135,8 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             let volume = catalog.directory.get(*id);
             let has_one = volume.is_some_and(|volume| volume.extension().is_some());
             let is_bounded = volume.is_some_and(|volume| volume.bound().is_some());
+            let size = effect.sizes.get(id).copied().or(volume.map(|volume| volume.record.size));
+            effect.held += more_held(catalog, *id, size.unwrap_or(0), extension.bound.as_ref());
             effect.accounts += usize::from(extension.bound.is_some() && !is_bounded);
             effect.changed.push(*id);
             effect.new += usize::from(!has_one && !extension.is_empty());

@@ -128,6 +128,7 @@ fn set_extension(catalog: &mut Catalog, id: VolumeId, extension: &Extension) -> 
         bound.charged = catalog.space.accounts.pages(bound.account);
     }
     extensions::set(&mut catalog.directory, id, extension);
+    bounds::update_reserve(catalog, id);
     Ok(())
 }
 
@@ -272,6 +273,7 @@ fn roll_back(catalog: &mut Catalog, volume: VolumeId, snapshot: VolumeId, dead: 
     // Since the snapshot was taken the volume may have been flattened.
     catalog.directory.set_base(volume, to.base);
     catalog.directory.update_tail(volume);
+    bounds::update_reserve(catalog, volume);
     catalog.advance();
     Ok(())
 }
@@ -297,6 +299,7 @@ fn resize(catalog: &mut Catalog, id: VolumeId, size: u64) -> Result<(), Failure>
     record.size = size;
     editor.raise(record, pages_of(size));
     catalog.directory.update_tail(id);
+    bounds::update_reserve(catalog, id);
     Ok(())
 }
 
@@ -442,6 +445,7 @@ fn replace(catalog: &mut Catalog, volume: VolumeId, source: VolumeId, dead: Volu
     }
     descent::descend(&mut catalog.directory, volume, source);
     catalog.directory.update_tail(volume);
+    bounds::update_reserve(catalog, volume);
     catalog.directory.update_gathering(volume);
     catalog.space.forget_reservations_of(volume);
     catalog.advance();

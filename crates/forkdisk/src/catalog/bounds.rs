@@ -4,11 +4,21 @@
 //! nothing refers to the page any more. It is checked when a write is planned, including what other writes under way
 //! have claimed; pages that are exclusive to the volume can always be overwritten.
 
+use crate::format::Bound;
+use crate::map::Stop;
 use crate::planted::correct;
-use crate::types::{AccountId, PAGE_SIZE, VolumeId};
+use crate::space::{Need, Reservation, Reserve};
+use crate::types::{AccountId, NO_ACCOUNT, PAGE_SIZE, VolumeId, table_span};
 
 use super::directory::extensions;
-use super::{Catalog, Failure};
+use super::{Catalog, Failure, level_for, pages_of};
+
+/// What has to be kept free so that `bytes` of new pages of a volume of `size` bytes can be written.
+fn reserve_of(bytes: u64, size: u64) -> Reserve {
+    let (pages, of_volume, top) = (bytes / PAGE_SIZE as u64, pages_of(size), level_for(size));
+    let tables = (0..=top).map(|level| of_volume.div_ceil(table_span(level)).max(1)).sum();
+    Reserve { pages, path: u64::from(top) + 1, tables }
+}
 
 /// Refuses `more` new pages of a volume if its bound does not allow them; `claimed` pages are promised to writes
 /// under way.
@@ -16,7 +26,8 @@ pub fn admit_divergence(catalog: &Catalog, id: VolumeId, claimed: u64, more: u64
     if catalog.space.accounts.is_empty() {
         return Ok(());
     }
-    let Some(bound) = catalog.directory.get(id).and_then(|volume| volume.bound()) else { return Ok(()) };
+    let bound = catalog.directory.get(id).and_then(|volume| volume.bound());
+    let Some(bound) = bound.filter(|bound| bound.diverge != 0) else { return Ok(()) };
     let pages = catalog.space.accounts.pages(bound.account) + correct!(claimed, Bug::BoundForgetsClaims => 0) + more;
     match pages <= bound.diverge / PAGE_SIZE as u64 {
         true => Ok(()),
@@ -24,20 +35,50 @@ pub fn admit_divergence(catalog: &Catalog, id: VolumeId, claimed: u64, more: u64
     }
 }
 
+/// The account of a volume.
+pub fn account_of(catalog: &Catalog, id: VolumeId) -> AccountId {
+    match catalog.space.accounts.is_empty() {
+        true => NO_ACCOUNT,
+        false => catalog.directory.get(id).map_or(NO_ACCOUNT, |volume| volume.account()),
+    }
+}
+
+/// As [`Catalog::reserve`] for a request of a volume, for which pages may be kept free.
+pub fn reserve_for(catalog: &Catalog, id: VolumeId, need: Need) -> Result<Reservation, Stop> {
+    catalog.space.reserve(need, catalog.checkpoint_pages(), account_of(catalog, id)).map_err(Stop::from)
+}
+
 /// Begins the accounts of volumes that were loaded.
 pub fn open_accounts(catalog: &mut Catalog) {
     for volume in catalog.directory.iter() {
         if let Some(bound) = volume.bound() {
             catalog.space.accounts.open(bound.account, volume.record.id, bound.charged);
+            let reserve = reserve_of(bound.reserve, volume.record.size);
+            correct!(catalog.space.accounts.set_reserve(bound.account, reserve), Bug::ReserveEndsWithOpen => ());
         }
     }
+}
+
+/// Follows a change of the reserve or of the size of a volume.
+pub fn update_reserve(catalog: &mut Catalog, id: VolumeId) {
+    let Some(volume) = catalog.directory.get(id) else { return };
+    if let Some(bound) = volume.bound() {
+        catalog.space.accounts.set_reserve(bound.account, reserve_of(bound.reserve, volume.record.size));
+    }
+}
+
+/// Returns how many pages more have to be kept free if a volume, which has or gets this size, gets this bound.
+pub fn more_held(catalog: &Catalog, id: VolumeId, size: u64, bound: Option<&Bound>) -> u64 {
+    let held = |bound: &Bound| reserve_of(bound.reserve, size).held(catalog.space.accounts.pages(bound.account));
+    let old = catalog.directory.get(id).map_or(NO_ACCOUNT, |volume| volume.account());
+    bound.map_or(0, held).saturating_sub(catalog.space.accounts.held_for(old))
 }
 
 /// Follows a change of the account of a volume.
 pub fn change_account(catalog: &mut Catalog, id: VolumeId, old: AccountId, new: AccountId) {
     if correct!(old != new, Bug::LabelResetsCharge => true) {
         catalog.space.accounts.close(old);
-        if new != AccountId(0) {
+        if new != NO_ACCOUNT {
             catalog.space.accounts.open(new, id, 0);
             catalog.next_id = catalog.next_id.max(u64::from(new.0) + 1);
         }

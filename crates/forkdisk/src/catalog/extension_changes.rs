@@ -34,6 +34,10 @@ pub struct ExtensionChanges {
     /// when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See
     /// [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
     pub diverge: Option<u64>,
+    /// Bytes of new pages that a volume can write whatever else takes space of the pool, beyond what the volume is when
+    /// this or `diverge` is set first, 4 KiB to 1 PiB, of which whole pages count; 0: none. The pool keeps them free, and
+    /// what their tables may take.
+    pub reserve: Option<u64>,
 }
 
 impl ExtensionChanges {
@@ -61,6 +65,9 @@ impl ExtensionChanges {
             _ if self.diverge.is_some_and(|bytes| bytes != 0 && !is_bound(bytes)) => {
                 invalid("bad diverge: 4 KiB to 1 PiB, of which whole pages count; or none".to_string())
             }
+            _ if self.reserve.is_some_and(|bytes| bytes != 0 && !is_bound(bytes)) => {
+                invalid("bad reserve: 4 KiB to 1 PiB, of which whole pages count; or none".to_string())
+            }
             _ => self.applied(&Extension::default(), VolumeId(0)).map(drop),
         }
     }
@@ -79,17 +86,19 @@ impl ExtensionChanges {
         }
         new.writes.writes = self.writes.unwrap_or(new.writes.writes);
         new.writes.zeroes = self.zeroes.unwrap_or(new.writes.zeroes);
-        match self.diverge {
-            None => {}
-            Some(0) => new.bound = None,
-            Some(diverge) => {
+        let had = |of: fn(&Bound) -> u64| new.bound.as_ref().map_or(0, of);
+        let diverge = self.diverge.unwrap_or_else(|| had(|bound| bound.diverge));
+        let reserve = self.reserve.unwrap_or_else(|| had(|bound| bound.reserve));
+        match (diverge, reserve) {
+            (0, 0) => new.bound = None,
+            _ => {
                 let account = || {
                     let why = "no bound can be set: the pool has made 4 billion volumes and snapshots";
                     let number = u32::try_from(number.0).ok().filter(|&number| AccountId(number) != CHECKSUMS);
                     let number = number.ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;
-                    Result::Ok(Bound { account: AccountId(number), diverge, charged: 0 })
+                    Result::Ok(Bound { account: AccountId(number), diverge, reserve, charged: 0 })
                 };
-                new.bound = Some(Bound { diverge, ..new.bound.map_or_else(account, Ok)? });
+                new.bound = Some(Bound { diverge, reserve, ..new.bound.map_or_else(account, Ok)? });
             }
         }
         let bytes = Extension::labels_bytes(&new.labels);
@@ -120,8 +129,9 @@ impl ExtensionChanges {
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let is_volume = matches!(volume.record.state, VolumeState::Volume | VolumeState::Orphan);
-        if self.diverge.is_some_and(|bytes| bytes != 0) && !is_volume {
-            let why = format!("{name:?} is no volume; diverge is a property of volumes");
+        let is_bounded = [self.diverge, self.reserve].iter().flatten().any(|&bytes| bytes != 0);
+        if is_bounded && !is_volume {
+            let why = format!("{name:?} is no volume; diverge and reserve are properties of volumes");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let old = volume.extension().cloned().unwrap_or_default();

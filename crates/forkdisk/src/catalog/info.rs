@@ -62,7 +62,11 @@ pub struct VolumeInfo {
     /// bound.
     #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
     pub diverge: u64,
-    /// Bytes of the new pages that its bound counts, without those of writes under way.
+    /// Bytes of new pages that it can write whatever else takes space, beyond what it was when this or `diverge` was set
+    /// first; 0: none.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
+    pub reserve: u64,
+    /// Bytes of the new pages that its bounds count, without those of writes under way.
     #[cfg_attr(feature = "serde", serde(default))]
     pub diverged: u64,
     /// Current name of the volume or snapshot that it was cloned from; of an origin the path of its device;
@@ -178,6 +182,7 @@ impl Catalog {
             scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
             diverge: extension.bound.map_or(0, |bound| bound.diverge),
+            reserve: extension.bound.map_or(0, |bound| bound.reserve),
             diverged: extension.bound.map_or(0, |bound| self.space.accounts.pages(bound.account) * PAGE_SIZE as u64),
             origin: match record.origin_record {
                 Some(_) => record.origin.clone(),

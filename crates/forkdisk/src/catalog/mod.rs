@@ -29,7 +29,7 @@ use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 pub use admission::admit;
-pub use bounds::{admit_divergence, enter_charges, open_accounts};
+pub use bounds::{account_of, admit_divergence, enter_charges, open_accounts, reserve_for};
 pub use changes::Changes;
 pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshots};
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
@@ -187,7 +187,7 @@ impl Catalog {
 
     /// Admits what takes free pages; see [`Space::reserve`].
     pub fn reserve(&self, need: Need) -> Result<Reservation, Stop> {
-        self.space.reserve(need, self.checkpoint_pages()).map_err(Stop::from)
+        self.space.reserve(need, self.checkpoint_pages(), NO_ACCOUNT).map_err(Stop::from)
     }
 
     /// Replaces the numbers of root tables by their addresses once those are durable.

@@ -89,13 +89,16 @@ impl WritePolicy {
     }
 }
 
-/// The bound of a volume: an account to which the pages that it writes are charged, and how many those may be.
+/// The bounds of a volume: an account to which the new pages that it writes are charged, and how many of them it may and
+/// can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// Number of the account.
     pub account: AccountId,
-    /// Most bytes that may be charged to it.
+    /// Most bytes that may be charged to it; 0: no limit.
     pub diverge: u64,
+    /// Bytes that can be charged to it whatever else takes space; 0: none.
+    pub reserve: u64,
     /// Pages charged to it, as of a checkpoint. In a record it has no meaning.
     pub charged: u64,
 }
@@ -107,9 +110,8 @@ impl Bound {
 
     fn decode(value: &[u8]) -> Option<Bound> {
         let mut r = Reader(value);
-        let bound = Bound { account: AccountId(r.u32()?), diverge: r.u64()?, charged: r.u64()? };
-        let is_sound =
-            bound.account != NO_ACCOUNT && bound.account != CHECKSUMS && (1..=MAX_VOLUME_SIZE).contains(&bound.diverge);
+        let bound = Bound { account: AccountId(r.u32()?), diverge: r.u64()?, reserve: 0, charged: r.u64()? };
+        let is_sound = bound.account != NO_ACCOUNT && bound.account != CHECKSUMS && bound.diverge <= MAX_VOLUME_SIZE;
         (is_sound && r.0.is_empty()).then_some(bound)
     }
 }
@@ -142,6 +144,7 @@ const CREATED_BY_KIND: u8 = 4;
 const LABEL_KIND: u8 = 5;
 const WRITES_KIND: u8 = 6;
 const BOUND_KIND: u8 = 7;
+const RESERVE_KIND: u8 = 8;
 /// Unknown kinds from here on are kept; those below are damage.
 const FIRST_KEPT_KIND: u8 = 128;
 
@@ -183,6 +186,9 @@ impl Extension {
         }
         if let Some(bound) = self.bound {
             field(BOUND_KIND, &bound.encode());
+            if bound.reserve != 0 {
+                field(RESERVE_KIND, &bound.reserve.to_le_bytes());
+            }
         }
         self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
         out
@@ -212,6 +218,7 @@ impl Extension {
             extension.take(kind, value)?;
         }
         let labels = Extension::labels_bytes(&extension.labels);
+        extension.bound.is_none_or(|bound| bound.diverge != 0 || bound.reserve != 0).then_some(())?;
         (labels <= MAX_LABELS_BYTES && extension.created_by.len() <= MAX_CREATED_BY_BYTES).then_some(extension)
     }
 
@@ -233,6 +240,7 @@ impl Extension {
             }
             WRITES_KIND => self.writes = WritePolicy::decode(value)?,
             BOUND_KIND => self.bound = Some(Bound::decode(value)?),
+            RESERVE_KIND => self.bound.as_mut()?.reserve = time().filter(|&bytes| bytes <= MAX_VOLUME_SIZE)?,
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -291,7 +299,12 @@ pub mod tests {
             created_by: "c".repeat(MAX_CREATED_BY_BYTES),
             labels: BTreeMap::from([(label, value)]),
             writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
-            bound: Some(Bound { account: AccountId(u32::MAX - 1), diverge: MAX_VOLUME_SIZE, charged: u64::MAX }),
+            bound: Some(Bound {
+                account: AccountId(u32::MAX - 1),
+                diverge: MAX_VOLUME_SIZE,
+                reserve: MAX_VOLUME_SIZE,
+                charged: u64::MAX,
+            }),
             unknown: Vec::new(),
         }
     }
@@ -308,7 +321,7 @@ pub mod tests {
         let longest = longest();
         assert_eq!(trip(&longest).as_ref(), Some(&longest));
         // For fields of later versions: docs/format.md.
-        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 18);
+        assert_eq!(MAX_FIELDS_BYTES - longest.fields().len(), 7);
         let mut slot = [0; super::super::volume::DIRECTORY_SLOT_BYTES];
         longest.encode_slot(VolumeId(9), &mut slot);
         assert_eq!(Extension::decode_slot(&slot), Some((VolumeId(9), longest)));
@@ -319,7 +332,7 @@ pub mod tests {
         let later =
             Extension { unknown: vec![(128, vec![1, 2]), (128, vec![]), (255, vec![3])], ..Extension::default() };
         assert_eq!(trip(&later).as_ref(), Some(&later));
-        for kind in [0, 8, 127] {
+        for kind in [0, 9, 127] {
             assert_eq!(Extension::decode(&mut Reader(&[4, 0, kind, 1, 0, 0])), None, "kind {kind}");
         }
     }
@@ -343,6 +356,7 @@ pub mod tests {
             [&[7, 20, 0, 0, 0, 0, 0, 1][..], &[0; 15]].concat(),
             [&[7, 20, 0, 1, 0, 0, 0, 0][..], &[0; 15]].concat(),
             [&[7, 21, 0, 1, 0, 0, 0, 1][..], &[0; 16]].concat(),
+            vec![8, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
             vec![5, 0, 0],
             vec![5, 1, 0, 0],
             vec![5, 2, 0, 2, b'a'],

@@ -40,13 +40,13 @@ impl<D: Device> Pool<D> {
         Ok(volume)
     }
 
-    /// Bounds how far an unnamed volume may diverge from what it is now, in bytes; 0: no bound. The next commit makes
-    /// it durable.
+    /// Bounds how far an unnamed volume may diverge from what it is now, and how much of that is reserved, in bytes; 0:
+    /// no bound, nothing. The next commit makes it durable.
     ///
     /// # Errors
     /// `Invalid` for a bound out of range; and those of [changing](crate#errors).
-    pub fn bound_unnamed(&self, volume: &Volume<D>, diverge: u64) -> Result<()> {
-        let changes = ExtensionChanges::default().with_diverge(diverge);
+    pub fn bound_unnamed(&self, volume: &Volume<D>, diverge: u64, reserve: u64) -> Result<()> {
+        let changes = ExtensionChanges::default().with_diverge(diverge).with_reserve(reserve);
         changes.check()?;
         let record = {
             let meta = self.store.meta.borrow();

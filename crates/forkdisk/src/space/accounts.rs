@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
+use crate::planted::correct;
 use crate::types::{AccountId, NO_ACCOUNT, VolumeId};
 
 /// Numbers of pages, by account.
@@ -20,10 +21,44 @@ pub fn credit(credits: &mut Credits, account: AccountId, pages: u64) {
     }
 }
 
+/// What is kept free for an account.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reserve {
+    /// Pages that can be charged to it.
+    pub pages: u64,
+    /// Tables on the path to a page of the volume.
+    pub path: u64,
+    /// Tables of the whole volume.
+    pub tables: u64,
+}
+
+impl Reserve {
+    /// Returns the pages that have to be free while `charged` pages are charged: what is left, the tables that writing
+    /// it may copy, at most each table once, and what a write needs beyond that.
+    pub fn held(self, charged: u64) -> u64 {
+        match self.pages.saturating_sub(charged) {
+            0 => 0,
+            left => left + correct!((left * self.path).min(self.tables), Bug::ReserveForgetsTables => 0) + SLACK_PAGES,
+        }
+    }
+}
+
+/// Pages held with each reserve for the admission of its writes.
+const SLACK_PAGES: u64 = 64;
+
+/// An account.
+struct Account {
+    volume: VolumeId,
+    pages: u64,
+    reserve: Reserve,
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Accounts {
-    accounts: BTreeMap<AccountId, (VolumeId, u64)>,
+    accounts: BTreeMap<AccountId, Account>,
+    /// Sum of what is held for all of them.
+    held: u64,
     /// Those whose pages changed since the last checkpoint.
     changed: BTreeSet<AccountId>,
 }
@@ -31,13 +66,34 @@ pub struct Accounts {
 impl Accounts {
     /// Begins the account of a volume to which `pages` pages are charged.
     pub fn open(&mut self, account: AccountId, volume: VolumeId, pages: u64) {
-        self.accounts.insert(account, (volume, pages));
+        self.accounts.insert(account, Account { volume, pages, reserve: Reserve::default() });
     }
 
     /// Ends an account: what is charged to it is charged to no volume from now on.
     pub fn close(&mut self, account: AccountId) {
-        self.accounts.remove(&account);
+        if let Some(ended) = self.accounts.remove(&account) {
+            self.held -= ended.reserve.held(ended.pages);
+        }
         self.changed.remove(&account);
+    }
+
+    /// Sets what is kept free for an account.
+    pub fn set_reserve(&mut self, account: AccountId, reserve: Reserve) {
+        if let Some(found) = self.accounts.get_mut(&account) {
+            self.held = self.held - found.reserve.held(found.pages) + reserve.held(found.pages);
+            found.reserve = reserve;
+        }
+    }
+
+    /// Returns the pages kept free for an account.
+    pub fn held_for(&self, account: AccountId) -> u64 {
+        self.accounts.get(&account).map_or(0, |account| account.reserve.held(account.pages))
+    }
+
+    /// Returns the pages that are kept free for others.
+    pub fn held_for_others(&self, account: AccountId) -> u64 {
+        let own = if account == NO_ACCOUNT { 0 } else { self.held_for(account) };
+        correct!(self.held - own, Bug::OthersTakeReserve => 0)
     }
 
     /// Returns the number of accounts.
@@ -57,7 +113,7 @@ impl Accounts {
 
     /// Returns the number of pages charged to an account.
     pub fn pages(&self, account: AccountId) -> u64 {
-        self.accounts.get(&account).map_or(0, |&(_, pages)| pages)
+        self.accounts.get(&account).map_or(0, |account| account.pages)
     }
 
     /// Charges new pages to an account, if there is one.
@@ -78,15 +134,21 @@ impl Accounts {
     }
 
     fn change(&mut self, account: AccountId, to: impl FnOnce(u64) -> u64) {
-        if let Some((_, pages)) = self.accounts.get_mut(&account) {
-            *pages = to(*pages);
+        if let Some(found) = self.accounts.get_mut(&account) {
+            let before = found.reserve.held(found.pages);
+            found.pages = to(found.pages);
+            self.held = self.held - before + found.reserve.held(found.pages);
             self.changed.insert(account);
         }
     }
 
     /// Returns the accounts whose pages changed since the last checkpoint, with their volumes and pages.
     pub fn changed(&self) -> Vec<(VolumeId, u64)> {
-        self.changed.iter().filter_map(|account| self.accounts.get(account).copied()).collect()
+        self.changed
+            .iter()
+            .filter_map(|account| self.accounts.get(account))
+            .map(|account| (account.volume, account.pages))
+            .collect()
     }
 
     /// Notes that a checkpoint has all changes.

@@ -27,7 +27,9 @@ use std::ops::Range;
 
 use crate::format::CountNode;
 use crate::planted::correct;
-use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Bitmap, Block, PageAddr, bit, first_unset, mask, pages_in, rows};
+use crate::types::{
+    AccountId, BLOCK_PAGES, BLOCK_SIZE, Bitmap, Block, PageAddr, bit, first_unset, mask, pages_in, rows,
+};
 
 use super::affinity::{AbandonedChunk, Chunk};
 use super::{AllocRequest, Miss, Refusal, Space, retained, tree};
@@ -500,10 +502,15 @@ pub struct Reservation {
 }
 
 impl Space {
-    /// Admits `need` if the free pages cover it and the `checkpoint` pages that the next checkpoint writes.
-    pub fn reserve(&self, need: Need, checkpoint: u64) -> Result<Reservation, Refusal> {
+    /// Admits `need` of what is charged to `account` if the free pages cover it, the `checkpoint` pages that the next
+    /// checkpoint writes, and what is kept free for others.
+    pub fn reserve(&self, need: Need, checkpoint: u64, account: AccountId) -> Result<Reservation, Refusal> {
         let pages = self.pages_for(need, checkpoint);
-        if self.available < pages { Err(Refusal::NoSpace) } else { Ok(Reservation { pages }) }
+        if self.available.saturating_sub(self.accounts.held_for_others(account)) < pages {
+            Err(Refusal::NoSpace)
+        } else {
+            Ok(Reservation { pages })
+        }
     }
 
     /// Returns the pages that have to be free to admit `need`.
@@ -545,6 +552,7 @@ impl Reservation {
 mod tests {
     use super::*;
     use crate::format::Layout;
+    use crate::types::NO_ACCOUNT;
 
     #[test]
     fn each_kind_is_admitted_down_to_its_headroom_and_no_further() {
@@ -563,9 +571,9 @@ mod tests {
         ];
         for (need, pages) in needs {
             space.available = pages + 100;
-            assert_eq!(space.reserve(need, 100).unwrap().pages, pages + 100, "{need:?}");
+            assert_eq!(space.reserve(need, 100, NO_ACCOUNT).unwrap().pages, pages + 100, "{need:?}");
             space.available -= 1;
-            assert!(matches!(space.reserve(need, 100), Err(Refusal::NoSpace)), "{need:?}");
+            assert!(matches!(space.reserve(need, 100, NO_ACCOUNT), Err(Refusal::NoSpace)), "{need:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ use retained::Retained;
 use tree::CountLogState;
 use view_counts::ViewImages;
 
-pub use accounts::{Accounts, Credits, credit};
+pub use accounts::{Accounts, Credits, Reserve, credit};
 pub use alloc::{Need, Reservation};
 pub use count_images::{Step, WrittenCounts};
 

@@ -5,7 +5,7 @@ use crate::copier::CopyStats;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, CopierSettings, SUPERBLOCK_PAGES, Superblock, Throttle, VolumeRecord, VolumeState};
-use crate::types::{BLOCK_PAGES, Mode, PAGE_SIZE};
+use crate::types::{BLOCK_PAGES, Mode, NO_ACCOUNT, PAGE_SIZE};
 
 use super::Store;
 
@@ -188,7 +188,8 @@ pub fn pool_info<D: Device>(store: &Store<D>) -> PoolInfo {
 /// Pages that writes can get together. A write needs more than its data: the pages of the next
 /// checkpoint, and a table for each block that it does not fill.
 fn writable_pages(catalog: &Catalog) -> u64 {
-    let left = catalog.space.unreserved(catalog.checkpoint_pages());
+    let held = catalog.space.accounts.held_for_others(NO_ACCOUNT);
+    let left = catalog.space.unreserved(catalog.checkpoint_pages()).saturating_sub(held);
     left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
 }
 

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::planted::correct;
-use crate::types::{PAGE_SIZE, VolumeId};
+use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 
 use super::{Store, changed_error, checkpoint, deleted_error};
 
@@ -148,7 +148,8 @@ fn update_live<D: Device>(store: &Store<D>, meta: &Catalog, record: &Record) {
 }
 
 fn unadmitted_error(meta: &Catalog, record: &Record, needs: u64) -> Error {
-    let has = meta.space.available() * PAGE_SIZE as u64;
+    let held = meta.space.accounts.held_for_others(NO_ACCOUNT);
+    let has = meta.space.available().saturating_sub(held) * PAGE_SIZE as u64;
     let parts = if let Record::Transaction { parts } = record { &parts[..] } else { std::slice::from_ref(record) };
     let is_new = |part: &&Record| matches!(part, Record::Create { .. } | Record::Clone { .. } | Record::Protect { .. });
     let (what, fewer) = match (parts.iter().filter(is_new).count(), record) {
@@ -159,7 +160,8 @@ fn unadmitted_error(meta: &Catalog, record: &Record, needs: u64) -> Error {
         (volumes, _) => (format!("{volumes} new volumes need"), true),
     };
     let remedy = if fewer { "free some, grow the pool, or name fewer" } else { "free some or grow the pool" };
-    let why = format!("{what} {needs} bytes of free space at once, and the pool has {has}");
+    let missing = needs.saturating_sub(has);
+    let why = format!("{what} {needs} bytes of free space at once, and the pool has {has}, {missing} too few");
     Error::new(ErrorKind::NoSpace, format!("{why}; {remedy}"))
 }
 

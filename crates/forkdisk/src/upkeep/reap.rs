@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, SOME_CHECKPOINT_PAGES, directory, exceptions, pages_of};
+use crate::catalog::{Catalog, SOME_CHECKPOINT_PAGES, directory, exceptions, pages_of, reserve_for};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
@@ -104,7 +104,9 @@ async fn reap<D: Device>(upkeep: &Rc<Upkeep<D>>) -> Result<()> {
 /// deletion was admitted, but a checkpoint has written that already.
 fn lacks_space(meta: &Catalog, id: VolumeId) -> bool {
     let helps = meta.changed_pages() >= SOME_CHECKPOINT_PAGES || meta.space.pending() > 0;
-    helps && directory::unchanged_page_of(&meta.directory, id).is_some() && meta.reserve(Need::Step).is_err()
+    // What is kept free for volumes does not keep others from being freed.
+    let needs = meta.space.pages_for(Need::Step, meta.checkpoint_pages());
+    helps && directory::unchanged_page_of(&meta.directory, id).is_some() && meta.space.available() < needs
 }
 
 async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
@@ -155,7 +157,7 @@ async fn reap_tail<D: Device>(upkeep: &Rc<Upkeep<D>>, id: VolumeId) -> Result<bo
         let step = upkeep
             .store
             .retry_on_miss(|meta| {
-                let _ = meta.reserve(Need::Step)?;
+                let _ = reserve_for(meta, id, Need::Step)?;
                 let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
                 if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
                     return Ok(true);

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::catalog::{Catalog, Failure, admit_divergence, pages_of};
+use crate::catalog::{Catalog, Failure, admit_divergence, pages_of, reserve_for};
 use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, CachedDevice, Device};
 use crate::error::{Error, ErrorKind, Result};
@@ -126,7 +126,7 @@ impl WritePlan {
     ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
         let needed = self.needed(runs);
         let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
-        let Ok(reserved) = meta.reserve(Need::Write(pages)) else { return Ok(None) };
+        let Ok(reserved) = reserve_for(meta, id, Need::Write(pages)) else { return Ok(None) };
         meta.space.find_reserved(&reserved).map_err(Stop::from)?;
         let mut faults = Vec::new();
         let refused = needed.into_iter().find_map(|extent| {

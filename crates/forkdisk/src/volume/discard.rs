@@ -1,6 +1,6 @@
 //! Making holes: TRIM and WRITE ZEROES.
 
-use crate::catalog::Failure;
+use crate::catalog::{Failure, reserve_for};
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
@@ -96,7 +96,7 @@ impl<D: Device> Volume<D> {
             self.store.wait_below_dirty_limit().await.map_err(EditError::Error)?;
             self.store.check_writable().map_err(EditError::Error)?;
             let step = self.store.retry_on_miss(|meta| {
-                let _ = meta.reserve(Need::Step)?;
+                let _ = reserve_for(meta, self.id, Need::Step)?;
                 let (mut editor, record) = meta.editor_for(self.id).ok_or(Failure::Gone)?;
                 let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
                 meta.journal.append(&Record::Unmap { volume: self.id, at: VirtualPage(at), len: next.0 - at });

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use crate::catalog::{Catalog, Failure, admit_divergence, directory};
+use crate::catalog::{Catalog, Failure, account_of, admit_divergence, directory, reserve_for};
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
@@ -154,8 +154,8 @@ impl WritePlan {
     }
 
     /// Whether the free space admits new pages for all of it.
-    pub fn fits(&self, meta: &Catalog) -> bool {
-        meta.reserve(Need::Write(self.end() - self.start / PAGE_BYTES)).is_ok()
+    pub fn fits(&self, meta: &Catalog, id: VolumeId) -> bool {
+        reserve_for(meta, id, Need::Write(self.end() - self.start / PAGE_BYTES)).is_ok()
     }
 
     /// Plans on from where the last attempt stopped. Without `may_fault` it fails with `NoSpace` where a new
@@ -171,14 +171,14 @@ impl WritePlan {
             let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
             let max = if whole { self.whole_pages(page) } else { 1 };
             let held = directory::last_shared_at(&meta.directory, id);
-            let checkpoint = meta.checkpoint_pages();
+            let (checkpoint, account) = (meta.checkpoint_pages(), account_of(meta, id));
             let (mut editor, record) = meta.handle_editor(id);
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let is_young = |(_, birth)| correct!(birth > record.shared_at, Bug::WritesSharedInPlace => true);
             let mut alone = run.data.is_some_and(is_young);
-            let has_room = may_fault && editor.space.reserve(Need::Write(len), checkpoint).is_ok();
+            let has_room = may_fault && editor.space.reserve(Need::Write(len), checkpoint, account).is_ok();
             // While there is space, pages that a snapshot most likely holds are not looked up in the counts.
             let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
             if !alone && asks && editor.is_alone_for_good(record, page)? {
@@ -201,7 +201,7 @@ impl WritePlan {
                         meta.admits(id, live.claims.pages(), len)?;
                     }
                     admit_new_pages(meta, (id, live), len, moved, old.is_some())?;
-                    let reserved = meta.reserve(Need::Write(len))?;
+                    let reserved = reserve_for(meta, id, Need::Write(len))?;
                     meta.space.find_reserved(&reserved).map_err(Stop::from)?;
                     let write = self.start / PAGE_BYTES..self.end();
                     let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::catalog::pages_of;
+use crate::catalog::{pages_of, reserve_for};
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
@@ -146,7 +146,7 @@ impl<D: Device> Volume<D> {
 
     /// Fails at once where a write would wait for space, since other requests wait for the locks held here.
     async fn check_space_for(&self, bytes: u64) -> Result<()> {
-        let has_room = || self.store.meta.borrow().reserve(Need::Write(pages_of(bytes))).is_ok();
+        let has_room = || reserve_for(&self.store.meta.borrow(), self.id, Need::Write(pages_of(bytes))).is_ok();
         if !has_room() && self.store.has_pending_space() {
             self.store.clone().checkpoint().await?;
         }

@@ -312,7 +312,7 @@ async fn publish_half<D: Device>(
 impl<D: Device> Volume<D> {
     /// Whether the write fits now, or after the running checkpoint.
     async fn will_fit(&self, work: &PendingWrite) -> bool {
-        let has_room = || work.plan.fits(&self.store.meta.borrow());
+        let has_room = || work.plan.fits(&self.store.meta.borrow(), self.id);
         if !has_room() {
             checkpoint::wait_checkpoint_end(&self.store).await;
         }

@@ -1,5 +1,6 @@
 //! Range clone: shares pages of one volume with another.
 
+use crate::catalog::reserve_for;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
@@ -73,7 +74,7 @@ impl<D: Device> Volume<D> {
                 continue;
             }
             let step = self.store.retry_on_miss(|meta| {
-                let _ = meta.reserve(Need::Step)?;
+                let _ = reserve_for(meta, self.id, Need::Step)?;
                 self.check_quota_for_sharing(meta, source, f, t, max)?;
                 let dead = VolumeId(meta.next_id);
                 let len = meta.share_step(source.id, f, self.id, t, max, dead)?;

@@ -292,3 +292,89 @@ fn a_full_pool_with_many_bounds_still_frees_space() {
         assert_exact(&lab).await;
     });
 }
+
+fn reserve(pages: u64) -> Changes {
+    Changes::default().with_extension(ExtensionChanges::default().with_reserve(pages * PAGE))
+}
+
+/// Writes single pages to a volume, `step` pages apart, until the pool has no room; returns how many that was.
+async fn fill(volume: &Disk, step: u64) -> u64 {
+    for i in 0..volume.size() / PAGE / step {
+        if let Err(error) = write(volume, i * step, 1).await {
+            assert_eq!(error.kind(), ErrorKind::NoSpace);
+            return i;
+        }
+    }
+    panic!("the volume is full before the pool is");
+}
+
+#[test]
+fn what_is_reserved_can_be_written_whatever_others_take() {
+    // In order, and so far apart that each page needs a table of its own.
+    for step in [1, 300] {
+        Lab::run(32, OpenOptions::default(), move |lab| async move {
+            let volume = lab.volume("v", 2048).await;
+            write(&volume, 0, 100).await.expect("written");
+            lab.pool.snapshot(&[("v", "before")], 0).await.expect("a snapshot");
+            lab.pool.set("v", &reserve(1000)).await.expect("there is room");
+            assert_eq!(lab.pool.find("v").expect("there").reserve, 1000 * PAGE);
+            let other = lab.volume("other", 2048).await;
+            fill(&other, 1).await;
+            assert_eq!(lab.pool.info().free, 0, "of what others can take");
+            assert!(
+                lab.pool.create("more", &CreateOptions::new(1 << 30, 0)).await.is_ok(),
+                "verbs have their headroom"
+            );
+            for i in 0..1000 {
+                write(&volume, i * step % (1 << 19), 1).await.unwrap_or_else(|error| panic!("{i}: {error}"));
+                assert!(i % 100 > 0 || write(&other, 400_000 + i, 1).await.is_err(), "others get nothing of it");
+            }
+            assert_eq!(diverged(&lab, "v"), 1000);
+            other.discard(0, 100 * PAGE).await.expect("what frees space goes on");
+            lab.pool.delete(&["v@before"]).await.expect("deleted");
+            drop(other);
+            lab.pool.delete(&["other"]).await.expect("deleted");
+            lab.pool.wait_freed().await.expect("freed");
+            assert_exact(&lab).await;
+        });
+    }
+}
+
+#[test]
+fn a_reserve_is_refused_where_there_is_no_room_and_lasts_where_there_is() {
+    Lab::run(32, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 64).await;
+        let error = lab.pool.set("v", &reserve(9000)).await.expect_err("more than the pool has");
+        assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("too few"), "{error}");
+        let free = lab.pool.info().free;
+        lab.pool.set("v", &reserve(3000)).await.expect("there is room");
+        assert!(lab.pool.info().free <= free - 3000 * PAGE);
+        let changes = reserve(2000);
+        let twice = ForkOptions::new(0).with_changes(changes.clone());
+        lab.pool.fork("v", &["a", "b"], &twice).await.expect_err("room for one");
+        lab.pool.fork("v", &["a"], &ForkOptions::new(0).with_changes(changes)).await.expect("room for one");
+        for checkpoint in [false, true] {
+            if checkpoint {
+                lab.pool.checkpoint().await.expect("a checkpoint");
+            }
+            volume.flush().await.expect("flushed");
+            let again = Pool::open(lab.tape.clone(), Rc::new(lab.tasks.clone()), OpenOptions::default());
+            let again = again.await.expect("it opens");
+            assert_eq!(again.find("a").expect("there").reserve, 2000 * PAGE);
+            assert!(again.info().free <= free - 5000 * PAGE);
+        }
+        // What is written is no longer kept free, what is given back is again.
+        let before = lab.pool.info().free;
+        write(&volume, 0, 2500).await.expect("reserved");
+        lab.pool.checkpoint().await.expect("a checkpoint");
+        assert!(lab.pool.info().free + 200 * PAGE >= before);
+        volume.discard(0, 2500 * PAGE).await.expect("trimmed");
+        lab.pool.checkpoint().await.expect("a checkpoint");
+        lab.pool.set("v", &reserve(0)).await.expect("none");
+        drop(volume);
+        lab.pool.delete(&["a"]).await.expect("deleted");
+        lab.pool.wait_freed().await.expect("freed");
+        assert!(lab.pool.info().free + 100 * PAGE >= free);
+        assert_exact(&lab).await;
+    });
+}

@@ -271,7 +271,7 @@ fn home(planted: Planted) -> Home {
         OrphansOutliveCrash => Profile::Names,
         DeadDiscardedBeforeDurable | DeadTablesDiscarded => Profile::Hosts,
         bug if bug.name().starts_with("quota-") => Profile::Quotas,
-        bug if bug.name().starts_with("bound-") => Profile::Bounds,
+        bug if bug.name().starts_with("bound-") || bug.name().starts_with("reserve-") => Profile::Bounds,
         SharedTableUncounted | SharedTableRejuvenates | ReplacedTableForgotten => Profile::Ranges,
         WritesInPlaceTooEarly | CommonCountsLost => Profile::Blocks,
         PlanOutlivesPage | FullLeavesHalf => Profile::Full,

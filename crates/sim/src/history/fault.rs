@@ -3,10 +3,10 @@
 use forkdisk::Mode;
 
 use super::Violation;
-use super::ops::bound::has_bound;
+use super::ops::bound::{has_bound, has_reserve};
 use super::ops::quota::has_quota;
 use super::ops::unnamed::NAMING;
-use super::run::{Inflight, Run};
+use super::run::{Inflight, Run, spare_bytes};
 use crate::driver::Class;
 use crate::model::Time;
 
@@ -70,8 +70,14 @@ pub fn judge_full(run: &mut Run, op: &Inflight, message: String) -> Result<(), V
         return Ok(());
     }
     let info = run.session.pool.info();
-    if info.unused > info.size / 2 {
-        let what = format!("{} of {} bytes are free, but: {message}", info.unused, info.size);
+    if matches!(op.class, Class::Change)
+        && let Some(what) = has_reserve(run, &op.keys)
+    {
+        return Err(Violation::new("P13", format!("{what}, but: {message}")));
+    }
+    let spare = spare_bytes(run);
+    if spare > info.size / 2 {
+        let what = format!("{spare} of {} bytes are free, but: {message}", info.size);
         return Err(Violation::new("P9", what));
     }
     Ok(())

@@ -201,7 +201,7 @@ impl Setup {
         let drawn = if mix(&[seed, 23]).is_multiple_of(16) { Profile::Bounds } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
-        let small = profile == Profile::Full;
+        let small = profile == Profile::Full || profile == Profile::Bounds && mix(&[seed, 24]).is_multiple_of(2);
         let copies = profile == Profile::Copies;
         // Volumes that take all blocks of a leaf of counts.
         let tall = profile == Profile::Blocks && mix(&[seed, 13]).is_multiple_of(3);

@@ -288,10 +288,16 @@ impl World for Volumes {
     }
 }
 
+/// Bytes that writes of any volume can use, as far as it is known.
+pub(super) fn spare_bytes(run: &Run) -> u64 {
+    let info = run.session.pool.info();
+    if run.world.bounds.is_empty() { info.unused } else { info.free }
+}
+
 /// Checks that neighbouring writes reach the disk in the order of acceptance, except those that find no
 /// space.
 fn judge_order(run: &mut Run) -> Result<(), Violation> {
-    let ample = run.session.pool.info().unused > AMPLE_BYTES && !run.session.disk.may_lack_room();
+    let ample = spare_bytes(run) > AMPLE_BYTES && !run.session.disk.may_lack_room();
     match run.session.disk.order().broken(ample) {
         Some(what) => Err(Violation::new("I5", what)),
         None => Ok(()),

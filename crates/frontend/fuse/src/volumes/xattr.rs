@@ -60,6 +60,8 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "zeroes" => info.zeroes.to_string(),
         "diverge" if info.diverge > 0 => info.diverge.to_string(),
         "diverge" => "none".to_string(),
+        "reserve" if info.reserve > 0 => info.reserve.to_string(),
+        "reserve" => "none".to_string(),
         "diverged" => info.diverged.to_string(),
         "created" => info.created.to_string(),
         "origin" if !info.origin.is_empty() => info.origin.clone(),
@@ -90,6 +92,7 @@ fn changes(name: &str, value: &[u8]) -> Outcome<Option<Changes>> {
             of_extension(ExtensionChanges::default().with_zeroes(parsed::<Zeroes>(value).ok_or(invalid)?))
         }
         Some("diverge") => of_extension(ExtensionChanges::default().with_diverge(parse_bound(value).ok_or(invalid)?)),
+        Some("reserve") => of_extension(ExtensionChanges::default().with_reserve(parse_bound(value).ok_or(invalid)?)),
         _ => return Ok(None),
     }))
 }

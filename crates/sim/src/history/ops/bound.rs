@@ -27,6 +27,8 @@ pub struct Bound {
     bytes: u64,
     /// Most bytes that may be charged to the volume: the bound, or what was charged when it was set.
     most: u64,
+    /// Bytes that are reserved.
+    reserve: u64,
 }
 
 /// Sets a bound above, at or below what the volume has diverged, or none, or another property of the volume. Nothing
@@ -50,22 +52,26 @@ fn set_bound(run: &mut Run, op: &Op, key: Key) -> Result<(), Violation> {
         5 => Some(held + PAGE + rng.below(96 * PAGE)),
         _ => Some(held + PAGE + rng.below(2048 * PAGE)),
     };
+    let reserve = rng.one_in(3).then(|| if rng.one_in(4) { 0 } else { PAGE + rng.below(1536 * PAGE) });
     let label = [("bound".to_string(), Some(rng.below(100).to_string()))].into();
     let extension = match bytes {
-        Some(_) => ExtensionChanges::default().with_diverge(bytes),
+        Some(_) => ExtensionChanges::default().with_diverge(bytes).with_reserve(reserve),
         None => ExtensionChanges::default().with_labels(label),
     };
-    run.say(|| format!("set the bound of {name}, which has diverged by {held} bytes, to {bytes:?}"));
+    run.say(|| {
+        format!("set the bound of {name}, which has diverged by {held} bytes, to {bytes:?}, its reserve to {reserve:?}")
+    });
     let (pool, of) = (run.session.pool.clone(), name.clone());
     let set = async move { pool.set(&of, &Changes::default().with_extension(extension)).await };
     match run.session.exec.run(PATIENCE_STEPS, set)? {
-        // A first bound, or a first label, needs a slot.
+        // A first bound, or a first label, needs a slot, and what is reserved has to be there.
         Err(e) if e.kind() == forkdisk::ErrorKind::NoSpace => return Ok(()),
         done => done.map_err(wrong)?,
     }
     if let Some(bytes) = bytes {
-        let most = if bytes == 0 { 0 } else { held.max(bytes) };
-        run.world.bounds.insert(key, Bound { bytes, most });
+        let most = if bytes == 0 { u64::MAX } else { held.max(bytes) };
+        let before = run.world.bounds.get(&key).map_or(0, |bound| bound.reserve);
+        run.world.bounds.insert(key, Bound { bytes, most, reserve: reserve.unwrap_or(before) });
     }
     Ok(())
 }
@@ -83,11 +89,13 @@ pub fn judge_bounds(run: &mut Run) -> Result<(), Violation> {
     if freed.is_err() {
         return Ok(());
     }
+    judge_held(run)?;
     for (&key, bound) in &run.world.bounds {
         let name = run.known.model.name(key);
         let info = run.session.pool.find(&name).map_err(|e| Violation::new("P4", e.to_string()))?;
-        if info.diverge != bound.bytes {
-            let what = format!("{name} has a bound of {} bytes and was given {}", info.diverge, bound.bytes);
+        if (info.diverge, info.reserve) != (bound.bytes, bound.reserve) {
+            let (has, was) = ((info.diverge, info.reserve), (bound.bytes, bound.reserve));
+            let what = format!("{name} has a bound and a reserve of {has:?} bytes and was given {was:?}");
             return Err(Violation::new("P4", what));
         }
         if info.diverged > bound.most {
@@ -97,6 +105,36 @@ pub fn judge_bounds(run: &mut Run) -> Result<(), Violation> {
     }
     Ok(())
 }
+
+/// Checks that what others can take does not include what is reserved, with a table for each MiB that it is written to.
+fn judge_held(run: &Run) -> Result<(), Violation> {
+    let (pool, mut held) = (run.session.pool.info(), 0);
+    for &key in run.world.bounds.keys() {
+        let Ok(info) = run.session.pool.find(&run.known.model.name(key)) else { continue };
+        let left = info.reserve.saturating_sub(info.diverged) / PAGE;
+        held += (left + left.min(info.size.div_ceil(1 << 20))) * PAGE;
+    }
+    if pool.free > 0 && pool.free + held > pool.unused {
+        let what = format!("{} of {} bytes can be taken, and {held} are reserved", pool.free, pool.unused);
+        return Err(Violation::new("P13", what));
+    }
+    Ok(())
+}
+
+/// Why an operation on one of these volumes must not be refused for want of space: what is reserved for it, less what
+/// may be in flight. `None`: it may.
+pub fn has_reserve(run: &Run, keys: &[Key]) -> Option<String> {
+    let in_flight: u64 = run.world.places.values().map(|place| place.len + 2 * PAGE).sum();
+    let left = |key: &Key| {
+        let bound = run.world.bounds.get(key)?;
+        let info = run.session.pool.find(&run.known.model.name(*key)).ok()?;
+        bound.reserve.checked_sub(info.diverged + in_flight + MARGIN_BYTES).filter(|&left| left > 0)
+    };
+    keys.iter().find_map(left).map(|left| format!("more than {left} bytes are reserved"))
+}
+
+/// Most bytes that one operation writes.
+const MARGIN_BYTES: u64 = 5 << 18;
 
 /// Whether a write to one of these volumes may be refused because of its bound.
 pub fn has_bound(run: &Run, keys: &[Key]) -> bool {
