@@ -156,3 +156,28 @@ fn postgresql_goes_on_beside_branches_at_their_bounds() {
     both.stop();
     lab.assert_clean();
 }
+
+#[test]
+fn what_is_reserved_is_there_when_others_have_filled_the_pool() {
+    let lab = Lab::with_pool("128M");
+    lab.ok(&["create", "pool.img/db", "--size", "256M", "--set", "reserve=40M"]);
+    lab.ok(&["create", "pool.img/other", "--size", "1G"]);
+    let server = Server::start(&lab);
+    let mut other = Client::connect(server.socket(), "other").unwrap();
+    let taken = fill(&mut other, 1, 1000);
+    assert!((40..88).contains(&taken), "{taken} MiB");
+    let mut db = Client::connect(server.socket(), "db").unwrap();
+    for at in 0..40 {
+        db.write(5 * at << 20, &noise(500 + at, MIB), false).unwrap();
+        assert_eq!(other.write(900 << 20, &noise(at, MIB), false).unwrap_err().raw_os_error(), Some(ENOSPC));
+    }
+    db.flush().unwrap();
+    assert_eq!([&of(&lab, "pool.img/db")["reserve"], &of(&lab, "pool.img/db")["diverged"]], [40 * MIB, 40 * MIB]);
+    assert!(lab.run(&["set", "reserve=100M", "pool.img/db"]).refused().contains("too few"));
+    other.trim(0, 30 << 20).unwrap();
+    drop((db, other));
+    server.stop();
+    lab.ok(&["set", "reserve=50M", "pool.img/db"]);
+    lab.ok(&["delete", "pool.img/other"]);
+    lab.assert_clean();
+}
