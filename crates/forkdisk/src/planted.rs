@@ -195,8 +195,6 @@ bugs! {
     LabelResetsCharge = "bound-reset-by-label",
     /// What is kept free for a volume is taken by others.
     OthersTakeReserve = "reserve-taken-by-others",
-    /// Nothing is kept free for the tables of a reserve.
-    ReserveForgetsTables = "reserve-forgets-tables",
     /// After an open nothing is kept free.
     ReserveEndsWithOpen = "reserve-ends-with-open",
     /// Breaks of shared pages are not bounded, only first writes.

@@ -38,7 +38,7 @@ impl Reserve {
     pub fn held(self, charged: u64) -> u64 {
         match self.pages.saturating_sub(charged) {
             0 => 0,
-            left => left + correct!((left * self.path).min(self.tables), Bug::ReserveForgetsTables => 0) + SLACK_PAGES,
+            left => left + (left * self.path).min(self.tables) + SLACK_PAGES,
         }
     }
 }
