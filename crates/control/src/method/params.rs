@@ -101,8 +101,8 @@ parameters! {
         /// beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
-        /// Bytes of new pages that the volume can write whatever else takes space, beyond the image; the pool keeps them
-        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        /// Bytes of new pages that the volume can write whatever else takes space, beyond the image; the pool keeps
+        /// them free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
         #[serde(default)]
         reserve: Option<u64>,
         /// Labels of the volume, each as `KEY=VALUE`.
@@ -182,8 +182,8 @@ parameters! {
         /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
-        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool keeps them
-        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool
+        /// keeps them free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
         #[serde(default)]
         reserve: Option<u64>,
         /// Labels of the clones, each as `KEY=VALUE`.
@@ -218,8 +218,8 @@ parameters! {
         /// holes, and in place of shared pages. A write beyond it fails with ENOSPC. 4K to 1 PiB. Default: 0, no bound.
         #[serde(default)]
         diverge: Option<u64>,
-        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool keeps them
-        /// free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
+        /// Bytes of new pages that each new volume can write whatever else takes space, beyond its source; the pool
+        /// keeps them free, and what their tables may take. 4K to 1 PiB. Default: 0, none.
         #[serde(default)]
         reserve: Option<u64>,
         /// When scattered pages are gathered in the background. Default: as in the source.
@@ -390,8 +390,8 @@ parameters! {
         /// PiB. 0: no bound.
         #[serde(default)]
         diverge: Option<u64>,
-        /// Bytes of new pages that the volume can write whatever else takes space, beyond what it is when a bound is set first; the pool keeps them
-        /// free, and what their tables may take. 4K to 1 PiB. 0: none.
+        /// Bytes of new pages that the volume can write whatever else takes space, beyond what it is when a bound is
+        /// set first; the pool keeps them free, and what their tables may take. 4K to 1 PiB. 0: none.
         #[serde(default)]
         reserve: Option<u64>,
         /// When scattered pages are gathered in the background: `off`; `auto`, while the volume is idle, as

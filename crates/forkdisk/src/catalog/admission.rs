@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::format::Record;
+use crate::format::{Extension, Record};
 use crate::space::Need;
 use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 
@@ -131,16 +131,7 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         | Record::SetQuota { id, .. }
         | Record::SetAttributes { id, .. }
         | Record::SetGather { id, .. } => effect.changed.push(*id),
-        Record::SetExtension { id, extension } => {
-            let volume = catalog.directory.get(*id);
-            let has_one = volume.is_some_and(|volume| volume.extension().is_some());
-            let is_bounded = volume.is_some_and(|volume| volume.bound().is_some());
-            let size = effect.sizes.get(id).copied().or(volume.map(|volume| volume.record.size));
-            effect.held += more_held(catalog, *id, size.unwrap_or(0), extension.bound.as_ref());
-            effect.accounts += usize::from(extension.bound.is_some() && !is_bounded);
-            effect.changed.push(*id);
-            effect.new += usize::from(!has_one && !extension.is_empty());
-        }
+        Record::SetExtension { id, extension } => collect_extension(catalog, *id, extension, effect),
         Record::Grow { .. } | Record::SetCopier { .. } => {}
         Record::Transaction { parts } => parts.iter().for_each(|part| collect(catalog, part, effect)),
         // Admitted by the pages that they take.
@@ -151,4 +142,15 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
         | Record::ChunksRolledBack { .. }
         | Record::Gather { .. } => {}
     }
+}
+
+fn collect_extension(catalog: &Catalog, id: VolumeId, extension: &Extension, effect: &mut Effect) {
+    let volume = catalog.directory.get(id);
+    let has_one = volume.is_some_and(|volume| volume.extension().is_some());
+    let is_bounded = volume.is_some_and(|volume| volume.bound().is_some());
+    let size = effect.sizes.get(&id).copied().or(volume.map(|volume| volume.record.size));
+    effect.held += more_held(catalog, id, size.unwrap_or(0), extension.bound.as_ref());
+    effect.accounts += usize::from(extension.bound.is_some() && !is_bounded);
+    effect.changed.push(id);
+    effect.new += usize::from(!has_one && !extension.is_empty());
 }

@@ -35,8 +35,8 @@ pub struct ExtensionChanges {
     /// [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
     pub diverge: Option<u64>,
     /// Bytes of new pages that a volume can write whatever else takes space of the pool, beyond what the volume is when
-    /// this or `diverge` is set first, 4 KiB to 1 PiB, of which whole pages count; 0: none. The pool keeps them free, and
-    /// what their tables may take.
+    /// this or `diverge` is set first, 4 KiB to 1 PiB, of which whole pages count; 0: none. The pool keeps them free,
+    /// and what their tables may take.
     pub reserve: Option<u64>,
 }
 

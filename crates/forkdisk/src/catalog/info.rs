@@ -62,8 +62,8 @@ pub struct VolumeInfo {
     /// bound.
     #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
     pub diverge: u64,
-    /// Bytes of new pages that it can write whatever else takes space, beyond what it was when this or `diverge` was set
-    /// first; 0: none.
+    /// Bytes of new pages that it can write whatever else takes space, beyond what it was when this or `diverge` was
+    /// set first; 0: none.
     #[cfg_attr(feature = "serde", serde(default, with = "crate::names::none_if_zero"))]
     pub reserve: u64,
     /// Bytes of the new pages that its bounds count, without those of writes under way.

@@ -89,8 +89,8 @@ impl WritePolicy {
     }
 }
 
-/// The bounds of a volume: an account to which the new pages that it writes are charged, and how many of them it may and
-/// can have.
+/// The bounds of a volume: an account to which the new pages that it writes are charged, and how many of them it may
+/// and can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// Number of the account.
