@@ -57,7 +57,9 @@ fn a_branch_with_snapshots_cannot_take_more_than_its_bound() {
     // What the snapshot had is freed once more.
     wait_until("it is counted as before the kill", || of(&lab, "pool.img/kid")["diverged"] == 6 * MIB);
     let mut kid = Client::connect(server.socket(), "kid").unwrap();
-    kid.write(24 << 20, &noise(5, 2 * MIB), false).unwrap();
+    kid.write(0, &noise(5, 2 * MIB), false).unwrap();
+    kid.write(30 << 20, &noise(5, MIB), false).expect("what the source does not refer to any more is the branch's own");
+    lab.ok(&["snapshot", "pool.img/kid@b"]);
     assert!(kid.write(30 << 20, &[1], false).is_err());
     lab.ok(&["set", "diverge=9M", "pool.img/kid"]);
     kid.write(30 << 20, &noise(6, MIB), false).unwrap();
@@ -162,14 +164,15 @@ fn what_is_reserved_is_there_when_others_have_filled_the_pool() {
     let lab = Lab::with_pool("128M");
     lab.ok(&["create", "pool.img/db", "--size", "256M", "--set", "reserve=40M"]);
     lab.ok(&["create", "pool.img/other", "--size", "1G"]);
-    let server = Server::start(&lab);
+    let server = Server::start_with(&lab, POOL, &["--when-full", "error"]);
     let mut other = Client::connect(server.socket(), "other").unwrap();
     let taken = fill(&mut other, 1, 1000);
     assert!((40..88).contains(&taken), "{taken} MiB");
     let mut db = Client::connect(server.socket(), "db").unwrap();
     for at in 0..40 {
         db.write(5 * at << 20, &noise(500 + at, MIB), false).unwrap();
-        assert_eq!(other.write(900 << 20, &noise(at, MIB), false).unwrap_err().raw_os_error(), Some(ENOSPC));
+        // What checkpoints return others may have, and nothing of what is reserved.
+        let _ = other.write(900 << 20, &noise(at, MIB), false);
     }
     db.flush().unwrap();
     assert_eq!([&of(&lab, "pool.img/db")["reserve"], &of(&lab, "pool.img/db")["diverged"]], [40 * MIB, 40 * MIB]);
