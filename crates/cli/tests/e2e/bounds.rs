@@ -170,7 +170,7 @@ fn what_is_reserved_is_there_when_others_have_filled_the_pool() {
     assert!((40..88).contains(&taken), "{taken} MiB");
     let mut db = Client::connect(server.socket(), "db").unwrap();
     for at in 0..40 {
-        db.write(5 * at << 20, &noise(500 + at, MIB), false).unwrap();
+        db.write((5 * at) << 20, &noise(500 + at, MIB), false).unwrap();
         // What checkpoints return others may have, and nothing of what is reserved.
         let _ = other.write(900 << 20, &noise(at, MIB), false);
     }
