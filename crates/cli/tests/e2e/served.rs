@@ -128,7 +128,7 @@ fn without_last_use(text: &str) -> String {
 
 /// Whether it is a line of `list -H -p`: its last columns are the time of the last use and `created_by`.
 fn columns_are_of_a_list(line: &str) -> bool {
-    line.matches('\t').count() == 18
+    line.matches('\t').count() == 21
 }
 
 fn play(lab: &Lab) -> Vec<(String, Option<i32>, String, String)> {
