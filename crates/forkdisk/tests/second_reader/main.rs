@@ -149,6 +149,11 @@ impl Lab {
                 let name = self.any(true).filter(|_| self.random.is_multiple_of(3)).unwrap_or(name);
                 let expires = self.below(3) * (1 << 40);
                 let extension = ExtensionChanges::default().with_expires(expires);
+                let extension = match pool.find(&name).expect("listed").is_snapshot() {
+                    true => extension,
+                    // None at all, or more than all writes of this test.
+                    false => extension.with_diverge(self.below(4).min(1) << 40),
+                };
                 tasks.run(pool.set(&name, &Changes::default().with_extension(extension))).expect("set");
             }
             26 => {
@@ -195,6 +200,13 @@ impl Lab {
             assert_eq!(counts, found.references());
             seen.second_region |= counts.blocks.keys().any(|&block| block > 869);
             assert_eq!(found.replayed, 0, "nothing to replay");
+            let charged = found.charged();
+            for v in listed.iter().filter(|v| v.diverge > 0) {
+                let (account, limit, pages) = found.accounts[&v.id.0];
+                let counted = charged.get(&account).map_or(0, |pages| pages.len() as u64);
+                assert_eq!((limit, pages, pages), (v.diverge, counted, v.diverged / PAGE as u64), "{}", v.name);
+                seen.charged += pages;
+            }
         }
         let log = found.count_log_pages();
         seen.logged += usize::from(log > 0);
@@ -218,6 +230,8 @@ struct Seen {
     transactions: usize,
     /// How often a volume or snapshot was to expire.
     expiring: usize,
+    /// Pages that were charged to bounds.
+    charged: u64,
     /// How often the journal has wrapped around.
     rounds: u64,
     /// How often there was a log of counts, how often it was shorter than before, and its length.
@@ -256,6 +270,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
     assert!(seen.witnessed > 0, "no group vouched for data");
     assert!(seen.expiring > 10, "only {} times something expires", seen.expiring);
+    assert!(seen.charged > 100, "only {} pages were charged to bounds", seen.charged);
     assert!(seen.transactions > 10, "only {} transactions", seen.transactions);
     assert!(seen.logged > 3 && seen.emptied > 1, "{} logs, emptied {} times", seen.logged, seen.emptied);
 }

@@ -1,7 +1,7 @@
 //! A reader of pools, written from docs/format.md. It shares only two checksum crates with the engine and
 //! trusts nothing: every page is verified as the document requires.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crc32c::{crc32c, crc32c_append};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -51,6 +51,8 @@ pub struct Pool<'a> {
     pub volumes: BTreeMap<u64, Volume>,
     /// When volumes with an extension expire; 0: never.
     pub expiries: BTreeMap<u64, u64>,
+    /// Accounts of volumes with a bound, as of the checkpoint: number, limit in bytes, pages charged to it.
+    pub accounts: BTreeMap<u64, (u32, u64, u64)>,
     /// Records of the journal that were applied.
     pub replayed: usize,
     /// Data checksums that were verified.
@@ -83,8 +85,9 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
     assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
-    // A log of counts, transactions in the journal, special files, and extensions.
-    assert_eq!(u64_at(&newest, 40) & !(16 | 32 | 64), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
+    // A log of counts, transactions in the journal, special files, extensions, and accounts.
+    let unknown = u64_at(&newest, 40) & !(16 | 32 | 64 | 128);
+    assert_eq!(unknown, u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
 
@@ -93,7 +96,16 @@ impl<'a> Pool<'a> {
     pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
         let (replayed, witnessed, transactions) = (0, 0, 0);
         let (sb, volumes) = (superblock(page), BTreeMap::new());
-        let mut pool = Pool { page, sb, volumes, replayed, witnessed, transactions, expiries: BTreeMap::new() };
+        let mut pool = Pool {
+            page,
+            sb,
+            volumes,
+            replayed,
+            witnessed,
+            transactions,
+            expiries: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+        };
         pool.directory();
         let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
         let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
@@ -150,7 +162,11 @@ impl<'a> Pool<'a> {
             let page = self.checked(entry.page, 0, 0xd0, entry.checksum);
             for slot in page.chunks(512).filter(|slot| slot[0] == 7) {
                 let (of, len) = (u64_at(slot, 16), usize::from(u16_at(slot, 24)));
-                assert!(self.expiries.insert(of, expiry(&slot[26..26 + len])).is_none(), "one extension");
+                let fields = &slot[26..26 + len];
+                assert!(self.expiries.insert(of, expiry(fields)).is_none(), "one extension");
+                if let Some(bound) = field(fields, 7) {
+                    self.accounts.insert(of, (u32_at(bound, 0), u64_at(bound, 4), u64_at(bound, 12)));
+                }
             }
             for slot in page.chunks(512).filter(|slot| !matches!(slot[0], 0 | 7)) {
                 let n = usize::from(u16_at(slot, 96));
@@ -168,6 +184,27 @@ impl<'a> Pool<'a> {
                 assert!(self.volumes.insert(u64_at(slot, 8), volume).is_none(), "a number is used once");
             }
         }
+    }
+
+    /// Returns the pages with the number of each account, in the maps of all volumes that are not deleted.
+    pub fn charged(&self) -> BTreeMap<u32, BTreeSet<u64>> {
+        let mut charged: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        let alive = self.volumes.values().filter(|v| v.state != 3);
+        let mut todo: Vec<_> = alive.map(|v| (v.root, v.level)).filter(|(root, _)| root.kind != 0).collect();
+        while let Some((entry, level)) = todo.pop() {
+            for child in self.table(entry, level) {
+                let pages = match child.kind {
+                    2 => child.page..child.page + 1,
+                    3 => child.page..child.page + 256,
+                    _ => 0..0,
+                };
+                charged.entry(child.checksum).or_default().extend(pages);
+                if child.kind == 4 {
+                    todo.push((child, level - 1));
+                }
+            }
+        }
+        charged
     }
 
     fn map_of(&self, volume: &Volume) -> Map {
@@ -553,20 +590,24 @@ fn block_counts(bytes: &[u8], block: u64, common: u32, counts: &mut Counts) -> u
     if whole > 0 { 256 } else { pages.iter().filter(|&&n| n > 0).count() as u64 }
 }
 
-/// Fields in sequence.
 /// When an extension with these fields expires.
 fn expiry(fields: &[u8]) -> u64 {
-    let mut rest = Fields(fields);
-    while !rest.0.is_empty() {
-        let (kind, len) = (rest.u8(), rest.u16());
-        let value = rest.take(usize::from(len));
-        if kind == 1 {
-            return u64_at(value, 0);
-        }
-    }
-    0
+    field(fields, 1).map_or(0, |value| u64_at(value, 0))
 }
 
+/// Returns the value of a field of an extension.
+fn field(mut rest: &[u8], wanted: u8) -> Option<&[u8]> {
+    while !rest.is_empty() {
+        let (kind, end) = (rest[0], 3 + usize::from(u16_at(rest, 1)));
+        if kind == wanted {
+            return Some(&rest[3..end]);
+        }
+        rest = &rest[end..];
+    }
+    None
+}
+
+/// Fields in sequence.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
