@@ -102,9 +102,11 @@ print(count, *names)
     wait_until("the lease has ended", || !lab.names().contains(&"leased".to_string()));
     let missing = lab.run(&["fork", "pool.img/base", "pool.img/m", "--connect", "--", "no-such-program"]).refused();
     assert!(missing.contains("no-such-program"), "{missing}");
-    if let Some(nbdsh) = client("nbdsh", "libnbd-bin") {
+    if let Some(nbdsh) = client("nbdsh", "python3-libnbd") {
         let nbdsh = nbdsh.get_program().to_str().unwrap().to_string();
-        let words = ["fork", "pool.img/base", "pool.img/shell", "--connect", "--", &nbdsh, "-c"];
+        // It starts an interpreter by name, which must be the system's.
+        let program = ["env", "PATH=/usr/bin:/bin", &nbdsh, "-c"];
+        let words = [&["fork", "pool.img/base", "pool.img/shell", "--connect", "--"][..], &program].concat();
         let script = "h.connect_socket(3); print(h.get_size())";
         assert_eq!(lab.ok(&[&words[..], &[script]].concat()).trim(), SIZE.to_string());
     }
