@@ -296,7 +296,12 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
     let (has_records, next) = (!taken.groups.is_empty(), taken.next);
     let early = store.commits.early.take();
     if has_records {
-        let is_ready = taken.covers_data || store.device.is_flushed();
+        let is_flushed = store.device.is_flushed();
+        if is_flushed {
+            let written = store.meta.borrow().journal.written;
+            note_flushed(store, written);
+        }
+        let is_ready = taken.covers_data || is_flushed;
         if !correct!(is_ready, Bug::UnaskedGroupBeforeData => is_ready || !flushes) {
             flush_written(store).await?;
         }
@@ -330,10 +335,15 @@ async fn commit_once<D: Device>(store: &Rc<Store<D>>, flushes: bool, is_early: b
 async fn flush_written<D: Device>(store: &Store<D>) -> Result<()> {
     let written = store.meta.borrow().journal.written;
     store.flush_device().await?;
+    note_flushed(store, written);
+    Ok(())
+}
+
+/// Notes that the groups up to `written`, and what they say is durable, are durable on the device.
+fn note_flushed<D: Device>(store: &Store<D>, written: Written) {
     let journal = &mut store.meta.borrow_mut().journal;
     journal.set_durable(written.next);
     journal.durable_recorded(correct!(written.claims_durable, Bug::ConfirmedTooEarly => written.next));
-    Ok(())
 }
 
 pub(super) async fn seal<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
