@@ -7,9 +7,13 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::planted::correct;
+use crate::sync::LockMode;
 use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 
 use super::{Store, changed_error, checkpoint, deleted_error};
+
+/// Lock number of the device's length, beside that of the superblock.
+const LENGTH_LOCK_INDEX: u64 = 1;
 
 impl<D: Device> Store<D> {
     /// Applies `record` and appends it to the journal; the caller commits. Refuses a record for which the next
@@ -101,7 +105,7 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
 fn is_unordered(meta: &Catalog, record: &Record) -> bool {
     match record {
         Record::ZonesWritten { .. } | Record::Create { .. } | Record::SetExtension { .. } => true,
-        Record::Clone { source, .. } => correct!(is_durable(meta, *source), Bug::ForkBeforeData => true),
+        Record::Clone { source, .. } => is_durable(meta, *source),
         Record::Transaction { parts } => parts.iter().all(|part| is_unordered(meta, part)),
         _ => false,
     }
@@ -167,6 +171,8 @@ fn stopped_half_way(failure: Failure) -> Error {
 
 /// Grows the device to at least `size` bytes, durably.
 pub async fn lengthen<D: Device>(store: &Store<D>, size: u64) -> Result<()> {
+    // One at a time: a length that was compared before another change could make the device shorter.
+    let _alone = store.superblock_lock.lock(LENGTH_LOCK_INDEX..LENGTH_LOCK_INDEX + 1, LockMode::Exclusive).await;
     if store.device.len() >= size {
         return Ok(());
     }

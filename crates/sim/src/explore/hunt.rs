@@ -254,7 +254,6 @@ fn home(planted: Planted) -> Home {
         ForkOfSnapshotTakesVolume
         | FolderRollbackLeavesLast
         | RollbackKeepsSourceAlone
-        | ForkBeforeData
         | SwapInSteps
         | LiveRollbackNotDurable => Profile::Folders,
         ExtensionOutlivesVolume
