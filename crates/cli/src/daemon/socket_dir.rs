@@ -79,7 +79,7 @@ impl SocketDir {
         Ok(sockets)
     }
 
-    /// Returns the volume whose socket has this path.
+    /// Returns the volume of the socket at this path.
     pub fn volume_at(&self, path: &Path) -> Option<String> {
         let file = path.strip_prefix(&self.0.contents.dir).ok()?.to_str()?;
         self.0.sockets.borrow().keys().find(|name| file_name(name) == file).cloned()

@@ -150,7 +150,7 @@ impl Switch {
         switched.map(|disk| disk.export.info().name).or_else(open).or_else(usual).unwrap_or_default()
     }
 
-    /// Returns the block devices behind a door, whose caches belong to it.
+    /// Returns the block devices behind a door; their caches are dropped with a switch.
     fn devices_of(&self, door: &Door) -> Vec<String> {
         match door {
             Door::Device(path) => vec![path.clone()],

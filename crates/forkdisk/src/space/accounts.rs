@@ -59,7 +59,7 @@ pub struct Accounts {
     accounts: BTreeMap<AccountId, Account>,
     /// Sum of what is held for all of them.
     held: u64,
-    /// Those whose pages changed since the last checkpoint.
+    /// Accounts with a change of their pages since the last checkpoint.
     changed: BTreeSet<AccountId>,
 }
 
@@ -142,7 +142,7 @@ impl Accounts {
         }
     }
 
-    /// Returns the accounts whose pages changed since the last checkpoint, with their volumes and pages.
+    /// Returns the accounts with a change of their pages since the last checkpoint, with their volumes and pages.
     pub fn changed(&self) -> Vec<(VolumeId, u64)> {
         self.changed
             .iter()

@@ -140,7 +140,7 @@ pub struct PoolSpace {
     pub free: u64,
     /// That the next checkpoint makes free.
     pub freeing: u64,
-    /// Number of volumes, snapshots and folders, deleted ones included whose space is not free yet.
+    /// Number of volumes, snapshots and folders, with the deleted ones that still hold space.
     pub entries: u64,
 }
 

@@ -233,8 +233,8 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Locks pages whose contents are replaced: after all writes of them that were accepted before, even if they wait
-    /// for space.
+    /// Locks pages to replace their contents, after all writes of these pages that were accepted before, also those
+    /// that wait for space.
     pub(super) async fn lock_behind_writes(&self, pages: Range<u64>) -> RangeGuard {
         let locks = &self.live.locks;
         if pages.is_empty() || !self.live.write_queue.overlaps(&pages) {

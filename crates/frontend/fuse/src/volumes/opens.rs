@@ -1,6 +1,6 @@
 //! How often each volume is open, and which volumes the kernel may keep its cache of until they are opened again.
 //!
-//! Between two opens nothing tells the kernel of changes by other doors of the pool. So with the last close of a file
+//! Between two opens the kernel is not notified of changes by other doors of the pool. So with the last close of a file
 //! the time of its last change is noted: if it is the same at the next open, the kernel keeps its cache. Every change
 //! of contents sets that time, whatever door it came by, and programs cannot set it.
 
@@ -10,7 +10,7 @@ use forkdisk::{Device, Volume, VolumeId};
 
 use super::Volumes;
 
-/// Most volumes whose cache is kept while they are not open.
+/// Most volumes that are not open and have a kept cache.
 const MAX_KEPT_COUNT: usize = 16_384;
 
 #[derive(Clone, Copy, Default)]
