@@ -285,6 +285,8 @@ bugs! {
     RollbackKeepsSourceAlone = "rollback-keeps-source-alone",
     /// A rollback of an open volume is acknowledged before it is durable.
     LiveRollbackNotDurable = "live-rollback-not-durable",
+    /// The record of a fork or rollback does not wait for the data of a source that is no snapshot.
+    ForkBeforeData = "fork-before-data",
     /// A flush of the device is taken to cover writes that were in flight when it began.
     FlushCoversInFlight = "flush-covers-in-flight",
     /// Two volumes or folders exchange their names by three renames, one after the other.

@@ -45,6 +45,18 @@ async fn write(pool: &Pool<SimDisk>, name: &str, piece: u64, byte: u8) -> Result
     volume.write(piece * MIB, Buf::copy_of(&vec![byte; MIB as usize]), false).await.0.map_err(|e| e.kind())
 }
 
+/// Writes to `b` where the host has room, or gets some. The executor may let the time pass that a write waits before a
+/// request to the disk ends: then a later write finds the room.
+async fn write_with_room(pool: &Pool<SimDisk>, piece: u64, when_full: WhenFull) {
+    let tries = if when_full == WhenFull::Error { 1 } else { 4 };
+    for _ in 0..tries {
+        if write(pool, "b", piece, 4).await.is_ok() {
+            return;
+        }
+    }
+    panic!("piece {piece} found no room in {tries} tries");
+}
+
 async fn assert_whole(pool: &Pool<SimDisk>) {
     let report = pool.check().await.unwrap();
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
@@ -67,7 +79,7 @@ fn what_is_removed_makes_room_on_a_full_host() {
                 assert_eq!(write(&pool, "b", 1, 3).await, Err(ErrorKind::NoSpace));
                 pool.delete(&["a"]).await.unwrap();
                 for piece in 1..5 {
-                    write(&pool, "b", piece, 4).await.unwrap();
+                    write_with_room(&pool, piece, when_full).await;
                 }
                 pool.flush().await.unwrap();
                 assert_ne!(pool.info().mode, Mode::Failed);

@@ -104,8 +104,12 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
 /// Whether a record may become durable before data that is not: it says nothing of that.
 fn is_unordered(meta: &Catalog, record: &Record) -> bool {
     match record {
-        Record::ZonesWritten { .. } | Record::Create { .. } | Record::SetExtension { .. } => true,
-        Record::Clone { source, .. } => is_durable(meta, *source),
+        Record::ZonesWritten { .. } | Record::Create { .. } | Record::Delete { .. } | Record::SetExtension { .. } => {
+            true
+        }
+        Record::Clone { source, .. } | Record::Rollback { snapshot: source, .. } => {
+            correct!(is_durable(meta, *source), Bug::ForkBeforeData => true)
+        }
         Record::Transaction { parts } => parts.iter().all(|part| is_unordered(meta, part)),
         _ => false,
     }
