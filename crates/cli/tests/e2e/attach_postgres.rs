@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::attach::Attaching;
-use crate::harness::{LIMIT, Limited, POOL, missing, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Lab, Limited, POOL, missing, noise, succeed, wait_until};
+use crate::mount_served::Both;
 
 /// User that runs the servers, which refuse to run as root.
 pub const NOBODY: &str = "65534";
@@ -44,6 +45,19 @@ impl Postgres {
         start.arg("-D").arg(&server.data).args(["-w", "-o", &options, "-l"]).arg(log).arg("start");
         succeed(&mut start);
         server
+    }
+
+    /// A server with the tables of pgbench in the folder `data` of a mount of the served pool.
+    pub fn start_on_mount(bin: &Path, lab: &Lab) -> Option<(Both, Postgres)> {
+        fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        let both = Both::start_for_all_users(lab)?;
+        let data = both.path("data");
+        fs::create_dir(&data).unwrap();
+        succeed(Command::new("chown").arg(NOBODY).arg(&data));
+        succeed(as_nobody(bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
+        let server = Postgres::start(bin, data, lab.path("first"));
+        succeed(server.client("pgbench").args(["-q", "-i", "-s", "1", "postgres"]));
+        Some((both, server))
     }
 
     fn run(&self, program: &str) -> Command {

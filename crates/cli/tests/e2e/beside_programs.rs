@@ -2,12 +2,11 @@
 //! on, although files of the snapshots are replaced, renamed and removed.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::attach_postgres::{NOBODY, Postgres, as_nobody, programs};
+use crate::attach_postgres::{Postgres, programs};
 use crate::harness::{LIMIT, Lab, Limited, client, succeed, wait_until};
 use crate::mount_served::Both;
 
@@ -147,14 +146,7 @@ fn a_git_repository_is_forked_while_commits_are_made() {
 fn postgresql_in_a_folder_of_a_mount_is_forked_while_it_writes() {
     let Some(bin) = programs() else { return };
     let lab = Lab::with_pool("3G");
-    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    let Some(both) = Both::start_for_all_users(&lab) else { return };
-    let data = both.path("data");
-    fs::create_dir(&data).unwrap();
-    succeed(Command::new("chown").arg(NOBODY).arg(&data));
-    succeed(as_nobody(&bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
-    let server = Postgres::start(&bin, data, lab.path("first"));
-    succeed(server.client("pgbench").args(["-q", "-i", "-s", "1", "postgres"]));
+    let Some((both, server)) = Postgres::start_on_mount(&bin, &lab) else { return };
     let count = || server.query("select count(*) from pgbench_history").parse::<u64>().unwrap();
     let work = |_| {
         succeed(server.client("pgbench").args(["-n", "-c", "2", "-t", "50", "postgres"]));

@@ -1,17 +1,13 @@
 //! A bound limits what a branch costs the pool, for independent clients and beside a database.
 
-use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
-use crate::attach_postgres::{NOBODY, Postgres, as_nobody, programs};
+use crate::attach_postgres::{Postgres, programs};
 use crate::harness::{LIMIT, Lab, POOL, Server, noise, succeed, wait_until};
-use crate::mount_served::Both;
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -112,14 +108,7 @@ fn a_bound_is_given_shown_and_taken_away() {
 fn postgresql_goes_on_beside_branches_at_their_bounds() {
     let Some(bin) = programs() else { return };
     let lab = Lab::with_pool("1G");
-    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    let Some(both) = Both::start_for_all_users(&lab) else { return };
-    let data = both.path("data");
-    fs::create_dir(&data).unwrap();
-    succeed(Command::new("chown").arg(NOBODY).arg(&data));
-    succeed(as_nobody(&bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
-    let server = Postgres::start(&bin, data, lab.path("first"));
-    succeed(server.client("pgbench").args(["-q", "-i", "-s", "1", "postgres"]));
+    let Some((both, server)) = Postgres::start_on_mount(&bin, &lab) else { return };
     lab.write_file("base.raw", &noise(1, 64 * MIB));
     lab.ok(&["import", "base.raw", "pool.img/base"]);
     lab.ok(&["fork", "pool.img/base", "pool.img/kids/{1..4}", "--set", "diverge=16M"]);
