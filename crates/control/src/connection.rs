@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forkdisk_uring::Stream;
+use forkdisk_uring::{Event, Stream};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::Call;
-use crate::event::Event;
 use crate::message::{self, ErrorCode, Incoming, Item, RpcError};
 use crate::method::{Reply, Request};
 use crate::observer::{Observer, Step};

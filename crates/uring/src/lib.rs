@@ -50,6 +50,7 @@ mod sys;
 mod timer;
 mod turnstile;
 mod ublk;
+mod waiting;
 mod watch;
 
 pub use claimed_device::ClaimedDevice;
@@ -73,4 +74,5 @@ pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};
 pub use turnstile::{Closed, Pass, Turnstile};
 pub use ublk::{UblkDevice, UblkOperation, UblkRequest, ublk_forget, ublk_is_left, ublk_missing, ublk_resize};
+pub use waiting::{Changes, Event, WakeCell};
 pub use watch::Watched;

@@ -1,9 +1,9 @@
 //! A turnstile before something that can be exchanged: requests pass it, and it is closed for the exchange.
 
-use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+
+use crate::waiting::Changes;
 
 /// A turnstile. What lies behind it stays the same for a request from its [`pass`](Self::pass) to its end.
 #[derive(Default)]
@@ -11,13 +11,13 @@ pub struct Turnstile {
     inside: Cell<usize>,
     is_closed: Cell<bool>,
     exchanges: Cell<u64>,
-    waiting: RefCell<Vec<Waker>>,
+    changes: Changes,
 }
 
 impl Turnstile {
     /// Lets a request pass; waits while the turnstile is closed.
     pub async fn pass(self: &Rc<Self>) -> Pass {
-        self.until(|| !self.is_closed.get()).await;
+        self.changes.until(|| !self.is_closed.get()).await;
         self.inside.set(self.inside.get() + 1);
         Pass(self.clone())
     }
@@ -39,25 +39,6 @@ impl Turnstile {
     pub fn exchanges(&self) -> u64 {
         self.exchanges.get()
     }
-
-    async fn until(&self, is_so: impl Fn() -> bool) {
-        poll_fn(|cx| {
-            if is_so() {
-                return Poll::Ready(());
-            }
-            let mut waiting = self.waiting.borrow_mut();
-            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                waiting.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    fn wake(&self) {
-        let waiting = self.waiting.take();
-        waiting.into_iter().for_each(Waker::wake);
-    }
 }
 
 /// A request that has passed a turnstile and has not ended.
@@ -67,7 +48,7 @@ impl Drop for Pass {
     fn drop(&mut self) {
         self.0.inside.set(self.0.inside.get() - 1);
         if self.0.inside.get() == 0 {
-            self.0.wake();
+            self.0.changes.wake();
         }
     }
 }
@@ -78,7 +59,7 @@ pub struct Closed(Rc<Turnstile>);
 impl Closed {
     /// Waits for the end of the requests that have passed.
     pub async fn emptied(&self) {
-        self.0.until(|| self.0.inside.get() == 0).await;
+        self.0.changes.until(|| self.0.inside.get() == 0).await;
     }
 
     /// Records that what lies behind the turnstile was exchanged.
@@ -90,14 +71,14 @@ impl Closed {
 impl Drop for Closed {
     fn drop(&mut self) {
         self.0.is_closed.set(false);
-        self.0.wake();
+        self.0.changes.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::pin::{Pin, pin};
-    use std::task::Context;
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
 

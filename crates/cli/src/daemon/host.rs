@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use forkdisk::{ErrorKind, LocalFuture, Mode, Pool};
 use forkdisk_control::{
-    ClientRecord, Event, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, Switched, params,
+    ClientRecord, Exchange, Failure, Guard, Host, Place, ServerHandle as ControlHandle, Status, Switched, params,
 };
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{Server, ServerHandle, nbd_uri};
-use forkdisk_uring::{PeerCred, Rt, UringDevice};
+use forkdisk_uring::{Event, PeerCred, Rt, UringDevice};
 use forkdisk_vhost_user::ServerHandle as VhostHandle;
 
 use super::descriptors;

@@ -10,7 +10,6 @@
 
 mod config;
 mod disk;
-mod event;
 mod foreign_file;
 mod memory;
 mod options;

@@ -4,11 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk_uring::{ByteStream, PeerCred, Rt, Stream, UnixListener};
+use forkdisk_uring::{ByteStream, Changes, PeerCred, Rt, Stream, UnixListener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::disk::{Disk, Disks, SERIAL_BYTES};
-use crate::event::Changes;
 use crate::options::ServerOptions;
 use crate::passed::{PassedSession, duplicate};
 use crate::session::{Control, Session};

@@ -9,9 +9,7 @@ use std::net::Shutdown;
 use std::rc::Rc;
 
 use forkdisk::Buf;
-use forkdisk_uring::{ByteStream, Piece};
-
-use crate::server::WakeCell;
+use forkdisk_uring::{ByteStream, Piece, WakeCell};
 
 /// One end of a connection in memory. Clones are the same end; it is closed when the last clone and
 /// the last operation on it are dropped.

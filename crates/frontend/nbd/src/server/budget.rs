@@ -10,8 +10,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use forkdisk_uring::WakeCell;
+
 use super::options::ServerOptions;
-use super::sync::WakeCell;
 
 /// Memory that connections share beyond their reserves.
 pub(super) struct SharedMemory {

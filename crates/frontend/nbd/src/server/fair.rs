@@ -15,8 +15,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use forkdisk_uring::WakeCell;
+
 use super::options::ServerOptions;
-use super::sync::WakeCell;
 
 /// Requests that each connection may always have under way.
 const LEAST_REQUESTS: usize = 1;

@@ -19,7 +19,6 @@ mod passed;
 mod pool;
 mod session;
 mod statistics;
-mod sync;
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -28,8 +27,6 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt, Stream};
-
 pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
 pub use negotiate::Security;
@@ -37,15 +34,14 @@ pub use options::ServerOptions;
 pub use passed::{Agreed, PassedClient, Stage};
 pub use pool::{PoolContext, PoolExport};
 pub use statistics::ServerStatistics;
-pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
 use connection::{Begin, Broken, Common, Control, Waits};
 use fair::Fair;
+use forkdisk_uring::{Accept, ByteStream, Event, PeerCred, Rt, Stream, WakeCell};
 use log::LogLimit;
 use pacing::Pacing;
 use statistics::{Counters, count};
-use sync::{Event, unless};
 
 /// Pause after a failed accept, for example when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -207,13 +203,13 @@ impl<X: Exports> Server<X> {
         let state = &self.state;
         let stop = &state.clients.stop;
         while !stop.has_happened() {
-            match unless(stop, listener.accept()).await {
+            match stop.unless(listener.accept()).await {
                 None => break,
                 Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
                     if !(is_short_of_descriptors(&error) && state.turn_away(&listener).await) {
-                        unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
+                        stop.unless(state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
                     }
                 }
             }

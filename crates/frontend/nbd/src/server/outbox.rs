@@ -10,10 +10,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{ByteStream, Piece, is_interrupted};
+use forkdisk_uring::{ByteStream, Piece, WakeCell, is_interrupted};
 
 use super::budget::Permit;
-use super::sync::WakeCell;
 use crate::codec::{ErrorCode, ReplyEncoder, ReplyTo, StatusExtent};
 
 /// Bytes of data after which a send takes no further reply, so that memory is freed while a slow

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use forkdisk_uring::{EventFd, Rt, Stream, Turnstile};
+use forkdisk_uring::{Changes, EventFd, Rt, Stream, Turnstile, WakeCell};
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -20,7 +20,6 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 pub use inflight::{Inflight, InflightQueue};
 
 use crate::disk::{Disk, Disks};
-use crate::event::{Changes, WakeCell};
 use crate::memory::Memory;
 use crate::options::ServerOptions;
 use crate::request::{Action, Malformed, Outcome, PIECE_BYTES, Request, perform};

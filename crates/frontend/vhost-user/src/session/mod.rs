@@ -17,7 +17,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use forkdisk_uring::{EventFd, Rt, Stream};
+use forkdisk_uring::{Changes, EventFd, Rt, Stream};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
@@ -32,7 +32,6 @@ pub use message::Closed;
 
 use crate::config::{self, CONFIG_WCE_FLAG, FLUSH_FLAG, PROTOCOL_FEATURES, WRITEBACK_OFFSET};
 use crate::disk::{Disk, Disks};
-use crate::event::Changes;
 use crate::foreign_file::ForeignFile;
 use crate::memory::{MAX_REGIONS, Memory};
 use crate::options::ServerOptions;
