@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forkdisk::device::Buf;
-use forkdisk::testing::{Inline, MemoryDevice};
+use forkdisk::testing::{DelayingDevice, Inline, MemoryDevice};
 use forkdisk::{
     Attributes, Changes, Child, CreateOptions, ErrorKind, FileKind, ForkOptions, FormatOptions, OpenOptions,
     OriginPlace, Pool, ProtectOptions, SnapshotFlags, VolumeKind,
@@ -114,6 +115,63 @@ fn a_snapshot_of_a_folder_is_forked_and_rolled_back_without_what_came_later() {
     lab.check();
     // The root is a folder as well.
     assert_eq!(lab.snapshot("", "all").unwrap().len(), 6);
+}
+
+#[test]
+fn a_folder_goes_back_under_open_handles_and_requests_in_flight() {
+    let lab = lab();
+    lab.snapshot("vm", "s").unwrap();
+    let volumes = ["vm/disk", "vm/state/memory"].map(|name| Rc::new(lab.pool.volume(name).unwrap()));
+    for value in 2..40 {
+        let write = |volume: &Rc<forkdisk::Volume<MemoryDevice>>| {
+            let volume = volume.clone();
+            lab.tasks.start(async move { volume.write(0, Buf::copy_of(&[value; 8192]), false).await.0 })
+        };
+        let running = [0, 1, 0, 1].map(|i| write(&volumes[i]));
+        if value % 2 == 0 {
+            lab.tasks.run_until_idle();
+        }
+        assert_eq!(lab.tasks.run(lab.pool.rollback_folder_live("vm", "s")).unwrap(), ["vm/disk", "vm/state/memory"]);
+        running.map(|running| lab.tasks.run(running).unwrap());
+        // Writes that came in time are undone, the others follow the rollback: in whole.
+        for volume in &volumes {
+            let found = lab.tasks.run(volume.read(0, Buf::zeroed(8192))).1.to_vec();
+            let clean = [[1; 4096], [0; 4096]].concat();
+            assert!(found == clean || found == [value; 8192], "{value}: {} {}", found[0], found[4096]);
+        }
+    }
+    lab.tasks.run(lab.pool.rollback_folder_live("vm", "s")).unwrap();
+    assert_eq!(["vm/disk", "vm/state/memory", "other"].map(|name| lab.first(name)), [1, 1, 1]);
+    drop(volumes);
+    lab.tasks.run(lab.pool.wait_freed()).unwrap();
+    lab.check();
+}
+
+#[test]
+fn a_folder_goes_back_when_the_requests_of_all_its_volumes_have_ended() {
+    let (tasks, memory) = (Inline::new(), MemoryDevice::new(64 * MIB));
+    tasks.run(Pool::format(&memory, &FormatOptions::new(64 * MIB, [1; 16], 0))).unwrap();
+    let device = DelayingDevice::new(memory, Rc::new(tasks.clone()), Duration::from_millis(1));
+    let pool = Rc::new(tasks.run(Pool::open(device, Rc::new(tasks.clone()), OpenOptions::default())).unwrap());
+    let open = |name| {
+        tasks.run(pool.create(name, &CreateOptions::new(MIB, 7))).unwrap();
+        Rc::new(pool.volume(name).unwrap())
+    };
+    let volumes = ["vm/a", "vm/b"].map(open);
+    tasks.run(pool.snapshot_folder("vm", "s", PLAIN, 8)).unwrap();
+    let write = |volume: &Rc<forkdisk::Volume<_>>| {
+        let volume = volume.clone();
+        tasks.start(async move { volume.write(0, Buf::copy_of(&[2; 4096]), false).await.0 })
+    };
+    tasks.run(write(&volumes[0])).unwrap();
+    let running = write(&volumes[1]);
+    let rolled = pool.clone();
+    let rolled = tasks.start(async move { rolled.rollback_folder_live("vm", "s").await });
+    let later = write(&volumes[0]);
+    tasks.run_until_idle();
+    assert_eq!(volumes[0].info().referenced, 4096, "a write of the other volume is in flight");
+    assert!(tasks.run(running).is_ok() && tasks.run(rolled).is_ok() && tasks.run(later).is_ok());
+    assert_eq!(volumes.map(|volume| volume.info().referenced), [4096, 0], "what came meanwhile follows");
 }
 
 #[test]

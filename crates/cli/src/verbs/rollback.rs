@@ -15,6 +15,7 @@ use crate::verbs::examples::examples;
     "forkdisk rollback /srv/pool.img/vm1@monday",
     "forkdisk rollback -r /srv/pool.img/team@monday",
     "forkdisk rollback --live /srv/pool.img/vm1@clean",
+    "forkdisk rollback -r --live /srv/pool.img/team@monday",
     "forkdisk rollback /srv/pool.img/vm2 --to /srv/pool.img/base@v2",
 ])]
 pub struct RollbackArgs {
@@ -37,7 +38,7 @@ pub struct RollbackArgs {
     #[arg(long)]
     force: bool,
 
-    #[arg(long, conflicts_with_all = ["recursive", "force"])]
+    #[arg(long, conflicts_with = "force")]
     live: bool,
 }
 
@@ -48,7 +49,7 @@ pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
     }
     let address = global.snapshot(&args.object)?;
     if args.recursive {
-        let method = params::RollbackFolder { snapshot: address.name, force: args.force };
+        let method = params::RollbackFolder { snapshot: address.name, force: args.force, live: args.live };
         let records = call(global, &address.pool, Access::Write, method)?;
         if let Some(why) = records.first().and_then(|record| record.waits.as_ref()) {
             tracing::warn!("{why}");

@@ -300,9 +300,13 @@ parameters! {
         /// The folder and the name of the snapshots, as `folder@snapshot`.
         snapshot: String,
         /// Disconnect the clients that use the volumes: requests in flight end first, and later connections
-        /// see the old contents.
+        /// see the new contents.
         #[serde(default)]
         force: bool,
+        /// Exchange the contents under the clients, of all volumes at one instant: requests in flight end first, later
+        /// ones see the new contents.
+        #[serde(default)]
+        live: bool,
     }
     /// Lists volumes and snapshots by name. An empty name in `objects` is the whole pool.
     List {

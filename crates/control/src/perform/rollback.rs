@@ -113,12 +113,7 @@ async fn roll_back_live(session: &Session, name: &str, to: &str, call: &Call) ->
         let text = format!("{name} is an origin, which is rolled back without clients: --force disconnects them");
         return Err(Failure::new(ErrorKind::Invalid, text));
     }
-    if source.size < info.size && info.in_use > 0 {
-        let (old, new) = (info.size, source.size);
-        let text =
-            format!("{to} has {new} bytes, {name} {old}: a disk in use does not get smaller; disconnect it first");
-        return Err(Failure::new(ErrorKind::Busy, text));
-    }
+    refuse_shorter(&info, &source)?;
     call.say("writing back what is cached");
     let exchange = session.host().exchange(name).await?;
     session.pool.rollback_live(name, to).await?;
@@ -130,4 +125,14 @@ async fn roll_back_live(session: &Session, name: &str, to: &str, call: &Call) ->
     shown?;
     let waits = settle_later(session, call, false).await?;
     Ok(VolumeRecord { waits, ..(&session.pool.find(name)?).into() })
+}
+
+/// Refuses a live rollback after which a disk in use would be shorter.
+pub fn refuse_shorter(info: &VolumeInfo, source: &VolumeInfo) -> Result<(), Failure> {
+    if source.size >= info.size || info.in_use == 0 {
+        return Ok(());
+    }
+    let (to, new, name, old) = (&source.name, source.size, &info.name, info.size);
+    let text = format!("{to} has {new} bytes, {name} {old}: a disk in use does not get smaller; disconnect it first");
+    Err(Failure::new(ErrorKind::Busy, text))
 }

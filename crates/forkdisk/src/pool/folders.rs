@@ -188,18 +188,65 @@ impl<D: Device> Pool<D> {
     pub async fn rollback_folder(&self, folder: &str, snapshot: &str) -> Result<Vec<String>> {
         let names = self.store.verb_of_parts(|meta| {
             let targets = rollback_targets(meta, folder, snapshot)?;
-            let count = correct!(targets.len(), Bug::FolderRollbackLeavesLast => targets.len().max(2) - 1);
             targets.iter().try_for_each(|(name, id, _)| self.store.refuse_in_use(*id, name))?;
-            let mut parts = Vec::new();
-            for (&(_, volume, snapshot), dead) in targets.iter().take(count).zip(meta.next_id..) {
-                begin_rollback(&self.store, meta, volume);
-                parts.push(Record::Rollback { volume, snapshot, dead: VolumeId(dead) });
-            }
-            Ok((parts, targets.into_iter().map(|(name, ..)| name).collect()))
+            Ok((self.begin_rollbacks(meta, &targets), targets.into_iter().map(|(name, ..)| name).collect()))
         });
         let names = names.await?;
         self.upkeep.start_reaping();
         Ok(names)
+    }
+
+    /// As [`rollback_folder`](Self::rollback_folder), while volumes are in use: requests in flight of all of them end
+    /// before, and those that come meanwhile wait, so that no request shows one volume before and one after it. Handles
+    /// stay open. What clients have cached themselves is theirs to drop.
+    ///
+    /// # Errors
+    /// Those of [`rollback_folder`](Self::rollback_folder) but `Busy`; `Invalid`, too, if a volume shows through to an
+    /// origin.
+    pub async fn rollback_folder_live(&self, folder: &str, snapshot: &str) -> Result<Vec<String>> {
+        loop {
+            let targets = rollback_targets(&self.store.meta.borrow(), folder, snapshot)?;
+            let mut volumes = Vec::new();
+            for (name, ..) in &targets {
+                volumes.push(self.volume(name)?);
+            }
+            if let Some(through) = volumes.iter().find(|volume| volume.has_backing()) {
+                let name = through.name();
+                let why = format!("{name:?} shows through to an origin; disconnect the clients first");
+                return Err(Error::new(ErrorKind::Invalid, why));
+            }
+            // Two at once take the volumes in the same order.
+            volumes.sort_by_key(|volume| volume.id());
+            let mut suspended = Vec::new();
+            for volume in &volumes {
+                suspended.push(volume.suspend().await?);
+            }
+            let rolled = retry_after_checkpoint(&self.store, |meta| {
+                // Meanwhile a volume may have come, gone, or got another name.
+                let is_same = rollback_targets(meta, folder, snapshot)? == targets;
+                let parts = if is_same { self.begin_rollbacks(meta, &targets) } else { Vec::new() };
+                self.store.publish_parts(meta, parts)?;
+                Ok(is_same)
+            });
+            let is_done = rolled.await?;
+            drop(suspended);
+            if is_done {
+                correct!(self.store.clone().commit().await?, Bug::LiveRollbackNotDurable => ());
+                self.upkeep.start_reaping();
+                return Ok(targets.into_iter().map(|(name, ..)| name).collect());
+            }
+        }
+    }
+
+    /// The records that roll back these volumes; what belongs to their old contents is forgotten.
+    fn begin_rollbacks(&self, meta: &mut Catalog, targets: &[RollbackTarget]) -> Vec<Record> {
+        let count = correct!(targets.len(), Bug::FolderRollbackLeavesLast => targets.len().max(2) - 1);
+        let numbered = targets.iter().take(count).zip((meta.next_id..).map(VolumeId));
+        let rollback = |(&(_, volume, snapshot), dead): (&RollbackTarget, VolumeId)| {
+            begin_rollback(&self.store, meta, volume);
+            Record::Rollback { volume, snapshot, dead }
+        };
+        numbered.map(rollback).collect()
     }
 
     /// Exchanges the names of two volumes or folders: `a` takes the place of `b`, and the other way round. Snapshots,
@@ -237,8 +284,11 @@ impl<D: Device> Pool<D> {
     }
 }
 
-/// Volumes in a folder with their snapshots of this name: name, number, number of the snapshot.
-fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<(String, VolumeId, VolumeId)>> {
+/// A volume to roll back: its name, its number, and the number of the snapshot.
+type RollbackTarget = (String, VolumeId, VolumeId);
+
+/// Volumes in a folder with their snapshots of this name.
+fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<RollbackTarget>> {
     refuse_volume(meta, folder)?;
     let mut targets = Vec::new();
     for (name, id) in names::entries_within(&meta.directory, folder) {

@@ -250,6 +250,14 @@ fn rollback_folder(run: &mut Run, op: &Op) -> Result<(), Violation> {
     let Some((name, pairs)) = drawn_snapshot(run, &volumes, op.draws[2]) else { return Ok(()) };
     control(run, Control::RollbackAll(pairs), |run| {
         let pool = run.session.pool.clone();
-        (format!("rollback -r {folder}@{name}"), async move { pool.rollback_folder(&folder, &name).await.map(drop) })
+        let is_live = op.draws[2] & (1 << 63) != 0;
+        let verb = format!("rollback -r{} {folder}@{name}", if is_live { " --live" } else { "" });
+        let rolled = async move {
+            match is_live {
+                true => pool.rollback_folder_live(&folder, &name).await,
+                false => pool.rollback_folder(&folder, &name).await,
+            }
+        };
+        (verb, async move { rolled.await.map(drop) })
     })
 }
