@@ -67,6 +67,7 @@ mod quota;
 mod readme;
 mod repair;
 mod rollback_live;
+mod rollback_thousand;
 mod run_clones;
 mod scenarios;
 mod served;

@@ -52,7 +52,11 @@ impl Both {
     }
 
     pub fn try_nbd(&self, export: &str) -> std::io::Result<Client> {
-        Client::connect(self.server.as_ref().unwrap().socket(), export)
+        Client::connect(self.server().socket(), export)
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
     }
 
     fn file(&self, name: &str) -> File {

@@ -131,7 +131,7 @@ assert memory[:] == clean
 fn a_folder_goes_back_at_one_instant_under_an_nbd_client_and_a_mount() {
     let lab = Lab::with_pool("256M");
     let names = ["vm/disk", "vm/state/memory"];
-    names.iter().for_each(|name| drop(lab.import(name, &noise(5, PAGES * PAGE))));
+    names.iter().for_each(|name| lab.import(name, &noise(5, PAGES * PAGE)));
     lab.ok(&["snapshot", "-r", &at("vm@clean")]);
     let Some(mut both) = Both::start(&lab) else { return };
     let (clean, mut disk) = (noise(5, PAGES * PAGE), both.nbd(names[0]));

@@ -17,8 +17,8 @@ const PAGE: usize = 4096;
 const PAGES: usize = 64;
 const SIZE: usize = PAGES * PAGE;
 const HALF: usize = SIZE / 2;
-const IN: u32 = 0;
-const OUT: u32 = 1;
+pub const IN: u32 = 0;
+pub const OUT: u32 = 1;
 
 fn at(object: &str) -> String {
     format!("{POOL}/{object}")
@@ -33,7 +33,7 @@ fn lab() -> (Lab, [Vec<u8>; 2]) {
 }
 
 /// Kills a server and, after an upgrade, the process that serves; waits until the kernel has closed its sockets.
-fn kill(server: Server) {
+pub fn kill(server: Server) {
     let socket = server.socket().to_path_buf();
     server.kill();
     wait_until("the sockets are closed", || UnixStream::connect(&socket).is_err());
@@ -44,10 +44,10 @@ fn switch(lab: &Lab, door: &str, to: &str) {
 }
 
 /// A control connection.
-struct Control(BufReader<UnixStream>);
+pub struct Control(BufReader<UnixStream>);
 
 impl Control {
-    fn connect(server: &Server) -> Control {
+    pub fn connect(server: &Server) -> Control {
         let stream = UnixStream::connect(server.announced()["control"].as_str().unwrap()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         Control(BufReader::new(stream))
@@ -55,23 +55,33 @@ impl Control {
 
     /// Switches; returns how long that took.
     fn switch(&mut self, door: &str, to: &str) -> Duration {
-        let request = json!({"jsonrpc": "2.0", "id": 1, "method": "switch", "params": {"door": door, "to": to}});
+        let (answer, took) = self.call("switch", json!({"door": door, "to": to}));
+        assert_eq!(answer["result"]["to"], to, "{answer}");
+        took
+    }
+
+    /// Rolls back under the clients; returns how long that took.
+    pub fn roll_back(&mut self, snapshot: &str) -> Duration {
+        let (answer, took) = self.call("rollback", json!({"snapshot": snapshot, "live": true}));
+        assert!(answer["result"]["name"].is_string(), "{answer}");
+        took
+    }
+
+    fn call(&mut self, method: &str, params: Value) -> (Value, Duration) {
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let start = Instant::now();
         writeln!(self.0.get_mut(), "{request}").unwrap();
         let mut line = String::new();
         self.0.read_line(&mut line).unwrap();
-        let took = start.elapsed();
-        let answer: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(answer["result"]["to"], to, "{answer}");
-        took
+        (serde_json::from_str(&line).unwrap(), start.elapsed())
     }
 }
 
 /// Shows the figures of docs/figures.md.
-fn show(what: &str, mut times: Vec<Duration>) {
+pub fn show(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-    eprintln!("{what}: {} switches, median {:?}, p99 {:?}, longest {:?}", times.len(), at(50), at(99), at(100));
+    eprintln!("{what}: {} times, median {:?}, p99 {:?}, longest {:?}", times.len(), at(50), at(99), at(100));
 }
 
 /// Reads the first half, which is never written: it is all of one volume. Returns how often.
@@ -278,15 +288,15 @@ assert maps() == {{'base:allocation': [size, 3], 'qemu:dirty-bitmap:one': [size,
     lab.assert_clean();
 }
 
-fn serve_disks(lab: &Lab) -> Server {
+pub fn serve_disks(lab: &Lab) -> Server {
     Server::start_with(lab, POOL, &["--vhost-user", "vm"])
 }
 
-fn disk(lab: &Lab, name: &str) -> PathBuf {
+pub fn disk(lab: &Lab, name: &str) -> PathBuf {
     lab.path("vm").join(format!("{name}.sock"))
 }
 
-fn connect(socket: &Path) -> Guest {
+pub fn connect(socket: &Path) -> Guest {
     Guest::connect(socket, 2, 128, 1 << 20).unwrap()
 }
 
