@@ -44,6 +44,7 @@ mod mount_direct;
 mod mount_files;
 mod mount_fstab;
 mod mount_kill;
+mod mount_limits;
 mod mount_notify;
 mod mount_programs;
 mod mount_served;

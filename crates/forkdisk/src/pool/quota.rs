@@ -5,8 +5,10 @@
 //! until it refers to less.
 
 use crate::Changes;
+use crate::catalog::CatalogEntry;
 use crate::device::Device;
 use crate::error::Result;
+use crate::types::VolumeId;
 
 use super::Pool;
 
@@ -20,4 +22,18 @@ impl<D: Device> Pool<D> {
     pub async fn set_quota(&self, name: &str, quota: u64) -> Result<()> {
         self.set(name, &Changes { quota: Some(quota), ..Changes::default() }).await
     }
+
+    /// Whether writes of a volume may be refused for its quota or a bound, although the pool has space.
+    pub fn is_limited(&self, id: VolumeId) -> bool {
+        self.store.meta.borrow().directory.get(id).is_some_and(has_limit)
+    }
+
+    /// Whether there is a volume of which writes may be refused so.
+    pub fn has_limits(&self) -> bool {
+        self.store.meta.borrow().directory.iter().any(has_limit)
+    }
+}
+
+fn has_limit(entry: &CatalogEntry) -> bool {
+    entry.record.quota != 0 || entry.bound().is_some_and(|bound| bound.diverge != 0)
 }

@@ -8,6 +8,8 @@ use super::init::InitReply;
 
 /// Flags in the reply to an open.
 pub mod open_flags {
+    /// Reads and writes bypass the kernel's cache.
+    pub const DIRECT_IO: u32 = 1 << 0;
     /// The kernel's cache of the file stays valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
     /// Closing the file needs no request (Linux 5.16).

@@ -460,6 +460,7 @@ fn greet(init: &InitRequest, caches_writes: bool, over_io_uring: bool) -> Result
         .and(Capabilities::READDIRPLUS)
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2)
+        .and(Capabilities::DIRECT_IO_ALLOW_MMAP)
         .and(Capabilities::NO_EXPORT_SUPPORT)
         .and(Capabilities::RESEND);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {

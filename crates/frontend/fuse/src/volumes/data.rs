@@ -50,9 +50,12 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn open_flags(&self, volume: &Volume<D>) -> u32 {
         let keep = if self.keeps_cache(volume) { open_flags::KEEP_CACHE } else { 0 };
+        // It got its limit after the mount was made.
+        let is_limited = self.caches_writes && self.pool.is_limited(volume.id());
+        let through = if is_limited { open_flags::DIRECT_IO } else { 0 };
         // The request would be answered with `ENOSYS`. Without it a program that has files of a mount open can start
         // the daemon that is to continue the mount.
-        keep | open_flags::NO_FLUSH | open_flags::PARALLEL_DIRECT_WRITES
+        keep | through | open_flags::NO_FLUSH | open_flags::PARALLEL_DIRECT_WRITES
     }
 
     pub(super) fn release(&self, handle: u64) {

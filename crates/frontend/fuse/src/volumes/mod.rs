@@ -115,6 +115,8 @@ struct Open<D: Device> {
 pub struct Volumes<D: Device> {
     pool: Pool<D>,
     options: VolumesOptions,
+    /// Whether the kernel delays writes. Not if a quota or a bound may refuse them: a program would find out late.
+    caches_writes: bool,
     nodes: RefCell<Nodes>,
     files: RefCell<Slab<Rc<Open<D>>>>,
     folders: RefCell<Slab<folders::Opened>>,
@@ -190,6 +192,7 @@ impl<D: Device> Volumes<D> {
         let (nodes, files, folders, opens, notifier, watcher, in_use) = Default::default();
         let (copiers, cached, root_changed) = (Default::default(), Cached::default(), Cell::new(now()));
         Rc::new(Volumes {
+            caches_writes: options.alone && !pool.has_limits(),
             pool,
             options,
             nodes,
@@ -374,7 +377,7 @@ impl<D: Device> Handler for Volumes<D> {
     }
 
     fn caches_writes(&self) -> bool {
-        self.options.alone
+        self.caches_writes
     }
 
     fn over_io_uring(&self) -> OverIoUring {

@@ -37,6 +37,11 @@ impl<D: Device> Volumes<D> {
             return Err(Failed(errno));
         };
         let volume = self.pool.volume_by_id(id)?;
+        let is_limit = changes.extension.diverge.is_some_and(|bytes| bytes > 0);
+        if is_limit && self.caches_writes && self.opens.borrow().has_writer(id) {
+            // What the kernel holds of it would be refused later than it was written.
+            return Err(Failed(libc::EBUSY));
+        }
         self.pool.set(&volume.name(), &changes).await?;
         Ok(Reply::Done)
     }
