@@ -86,6 +86,7 @@ names! {
         Link "link",
         Fifo "fifo",
         Socket "socket",
+        Folder "folder",
     }
     BreakPolicy {
         Split "split",

@@ -193,6 +193,16 @@ bugs! {
     ChargesNotCheckpointed = "bound-not-checkpointed",
     /// A change of another property of a volume begins its account anew.
     LabelResetsCharge = "bound-reset-by-label",
+    /// The bound of a folder does not include what is promised to writes to other volumes.
+    FolderForgetsClaims = "bound-folder-forgets-claims",
+    /// A volume that is renamed counts in the folder that it was in.
+    MoveKeepsFolder = "bound-move-keeps-folder",
+    /// After an open nothing is charged to folders.
+    FolderCountLostAtOpen = "bound-folder-lost-at-open",
+    /// What is charged in a folder does not count in the folder that this is in.
+    NestedFolderIgnored = "bound-nested-folder-ignored",
+    /// What a deleted volume was charged for, and clones of it hold, does not count in its folder.
+    DeletedAccountForgotten = "bound-deleted-account-forgotten",
     /// What is kept free for a volume is taken by others.
     OthersTakeReserve = "reserve-taken-by-others",
     /// After an open nothing is kept free.

@@ -110,12 +110,12 @@ pub fn is_chunk(bytes: u64) -> bool {
 pub struct Epoch(pub u64);
 
 /// A volume's or snapshot's number, never reused within a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VolumeId(pub u64);
 
 /// The number under which pages are charged to a volume, never reused within a pool; see [`Bound`](crate::Bound).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AccountId(pub u32);
 
 /// The account of pages that are charged to no volume.
@@ -155,6 +155,8 @@ pub enum VolumeKind {
     Fifo,
     /// A socket on a mount.
     Socket,
+    /// A folder with a bound or a quota.
+    Folder,
 }
 
 /// A set of pages of a block: one bit for each.

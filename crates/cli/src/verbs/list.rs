@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use forkdisk::VolumeKind;
 use forkdisk_control::{VolumeRecord, params};
 
 use crate::address::{names, same_pool};
@@ -11,7 +12,7 @@ use crate::session::{Access, call};
 use crate::verbs::examples::examples;
 use crate::verbs::lifetime::SelectArgs;
 
-/// List volumes and snapshots
+/// List volumes and snapshots, and folders with bounds
 #[derive(Args)]
 #[command(after_help = examples![
     "forkdisk list /srv/pool.img",
@@ -91,19 +92,20 @@ fn row(record: &VolumeRecord, table: &TableArgs) -> Vec<String> {
     let or_none = |text: String| if text.is_empty() { "-".to_string() } else { text };
     let flags: Vec<&str> = record.flags.names().collect();
     let protection = record.protection.as_ref();
+    let of_volume = |text: String| if record.kind == VolumeKind::Folder { "-".to_string() } else { text };
     let time = |seconds| if seconds == 0 { "-".to_string() } else { table.time(seconds) };
     let labels: Vec<String> = record.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     vec![
         record.name.clone(),
         record.kind.to_string(),
-        table.size(record.size),
+        of_volume(table.size(record.size)),
         table.size(record.referenced),
-        table.size(record.chunk),
+        of_volume(table.size(record.chunk)),
         or_none(record.origin.clone()),
-        table.time(record.created),
+        time(record.created),
         if record.quota == 0 { "-".to_string() } else { table.size(record.quota) },
-        percent_of(record.scattered, record.referenced),
-        record.gather.to_string(),
+        of_volume(percent_of(record.scattered, record.referenced)),
+        of_volume(record.gather.to_string()),
         or_none(flags.join(",")),
         or_none(record.depends_on.clone()),
         protection.map_or_else(|| "-".to_string(), |protection| protection.when_full.to_string()),

@@ -24,7 +24,9 @@ use crate::volatile_file::VolatileFile;
 /// Default time between two heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Change a property of a volume, or of a pool as a whole
+/// Change a property of a volume or folder, or of a pool as a whole
+///
+/// A folder has the properties quota and diverge: limits of all volumes below it together.
 ///
 /// The properties uuid and multihost are those of a pool that no process has open: name the pool instead of a
 /// volume.
@@ -34,6 +36,7 @@ const BEAT: Duration = Duration::from_secs(1);
     "forkdisk set expires=10m /srv/pool.img/kids/1",
     "forkdisk set label.owner=ci /srv/pool.img/kids/1",
     "forkdisk set diverge=2G /srv/pool.img/kids/1",
+    "forkdisk set diverge=40G /srv/pool.img/kids",
     "forkdisk set reserve=20G /srv/pool.img/db",
     "forkdisk set writes=compare /srv/pool.img/memory",
 ])]
@@ -47,7 +50,7 @@ pub struct SetArgs {
     #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
     property: Property,
 
-    #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
+    #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]|POOL/FOLDER")]
     volume: String,
 }
 

@@ -1,13 +1,16 @@
 //! A bound limits what a branch costs the pool, for independent clients and beside a database.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use serde_json::Value;
 
 use crate::attach_postgres::{Postgres, programs};
 use crate::harness::{LIMIT, Lab, POOL, Server, noise, succeed, wait_until};
+use crate::mount::Mounted;
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -171,5 +174,86 @@ fn what_is_reserved_is_there_when_others_have_filled_the_pool() {
     server.stop();
     lab.ok(&["set", "reserve=50M", "pool.img/db"]);
     lab.ok(&["delete", "pool.img/other"]);
+    lab.assert_clean();
+}
+
+#[test]
+fn the_forks_in_a_folder_cannot_take_more_than_its_bound_together() {
+    let lab = Lab::with_pool("256M");
+    lab.write_file("base.raw", &noise(1, 32 * MIB));
+    lab.ok(&["import", "base.raw", "pool.img/base"]);
+    lab.ok(&["fork", "pool.img/base", "pool.img/kids/{1..3}", "pool.img/kids/deep/4", "pool.img/out"]);
+    lab.ok(&["set", "diverge=20M", "pool.img/kids"]);
+    lab.ok(&["set", "diverge=6M", "pool.img/kids/1"]);
+    let server = Server::start(&lab);
+    let open = |name: &str| Client::connect(server.socket(), name).unwrap();
+    let [mut one, mut two, mut four, mut out] = ["kids/1", "kids/2", "kids/deep/4", "out"].map(open);
+    assert_eq!(fill(&mut one, 100, 32), 6, "its own bound");
+    assert_eq!(fill(&mut two, 200, 10), 10);
+    assert_eq!(fill(&mut four, 300, 32), 4, "what the others have left");
+    assert_eq!(two.write(20 << 20, &[1], false).unwrap_err().raw_os_error(), Some(ENOSPC));
+    two.write(0, &noise(2, 10 * MIB), false).expect("in place");
+    assert_eq!(fill(&mut out, 400, 32), 32, "outside");
+    lab.ok(&["fork", "pool.img/kids/2", "pool.img/kids/5"]);
+    assert_eq!(fill(&mut open("kids/5"), 500, 32), 0, "a fork of a fork");
+    wait_until("its client is gone", || lab.run(&["delete", "pool.img/kids/5"]).status.success());
+    two.trim(0, 3 * MIB as u32).unwrap();
+    assert_eq!(fill(&mut four, 600, 7), 7, "what one gives back another one takes");
+    lab.ok(&["rename", "pool.img/kids/1", "pool.img/one"]);
+    four.flush().unwrap();
+    two.flush().unwrap();
+    let counted = || of(&lab, "pool.img/kids");
+    let shown = counted();
+    assert_eq!([&shown["type"], &shown["name"]], ["folder", "kids"]);
+    assert_eq!([&shown["diverge"], &shown["diverged"]], [20 * MIB, 14 * MIB], "what is moved takes its count along");
+    assert!(lab.ok(&["list", POOL]).lines().any(|line| line.contains("folder") && line.contains("14M")));
+    server.kill();
+    let server = Server::start(&lab);
+    wait_until("it is counted as before the kill", || counted()["diverged"] == 14 * MIB);
+    let mut four = Client::connect(server.socket(), "kids/deep/4").unwrap();
+    assert_eq!(fill(&mut four, 700, 32), 13, "7 of its own, and what is left of the bound");
+    lab.ok(&["set", "quota=10M", "pool.img/kids/deep"]);
+    assert_eq!(counted()["diverged"], 20 * MIB);
+    assert!(lab.run(&["set", "reserve=1M", "pool.img/kids"]).refused().contains("is a folder"));
+    assert!(lab.run(&["set", "chunk=1M", "pool.img/kids"]).refused().contains("is a folder"));
+    lab.ok(&["set", "diverge=none", "pool.img/kids"]);
+    assert_eq!(fill(&mut four, 800, 32), 32, "no bound");
+    drop((one, two, four, out));
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_folder_of_a_mount_has_its_bound_as_attributes() {
+    let lab = Lab::with_pool("256M");
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let write = |path: &str, bytes: &[u8]| {
+        let mut file = File::create(mount.path(path))?;
+        file.write_all(bytes).and_then(|()| file.sync_all())
+    };
+    let set = |path: &str, name: &str, value: &str| {
+        setxattr(mount.path(path), format!("user.forkdisk.{name}"), value.as_bytes(), XattrFlags::empty())
+    };
+    let get = |path: &str, name: &str| {
+        let mut value = [0; 64];
+        let len = getxattr(mount.path(path), format!("user.forkdisk.{name}"), &mut value)?;
+        Ok::<_, rustix::io::Errno>(String::from_utf8(value[..len].to_vec()).unwrap())
+    };
+    std::fs::create_dir_all(mount.path("kids/deep")).unwrap();
+    assert_eq!(get("kids", "diverged").unwrap_or_default(), "0");
+    set("kids", "diverge", "4M").unwrap();
+    set("kids", "quota", "1G").unwrap();
+    assert!(set("kids", "chunk", "64K").is_err() && set("kids", "diverged", "1").is_err());
+    write("kids/a", &noise(1, 3 * MIB)).unwrap();
+    assert_eq!(write("kids/deep/b", &noise(2, 2 * MIB)).unwrap_err().raw_os_error(), Some(ENOSPC));
+    write("out", &noise(3, 8 * MIB)).unwrap();
+    std::fs::remove_file(mount.path("kids/deep/b")).unwrap();
+    wait_until("the rest is free", || get("kids", "diverged").unwrap() == (3 * MIB).to_string());
+    assert_eq!([get("kids", "diverge").unwrap(), get("kids", "quota").unwrap()], ["4194304", "1073741824"]);
+    std::fs::rename(mount.path("kids"), mount.path("children")).unwrap();
+    assert_eq!(get("children", "diverge").unwrap(), "4194304", "it goes with the folder");
+    set("children", "diverge", "none").unwrap();
+    write("children/c", &noise(4, 8 * MIB)).unwrap();
+    mount.unmount(&lab);
     lab.assert_clean();
 }

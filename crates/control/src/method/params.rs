@@ -378,9 +378,10 @@ parameters! {
         #[serde(default)]
         force: bool,
     }
-    /// Changes properties of a volume, all of them or none. A property that is absent or `null` is unchanged.
+    /// Changes properties of a volume, all of them or none. A property that is absent or `null` is unchanged. A folder
+    /// has two: `quota` and `diverge`, which limit all volumes below it together.
     Set {
-        /// The volume.
+        /// The volume or folder.
         volume: String,
         /// Bytes that a first write reserves around itself: a power of two from 4K to 64M.
         #[serde(default)]

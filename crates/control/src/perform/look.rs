@@ -20,11 +20,26 @@ const REACH_BYTES: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     let (selection, now) = (selection!(p)?, session.now());
-    let mut found = select(session, &p.objects).await?;
+    let mut found = bounded_folders(session, &p.objects);
+    let has_only_bounds = |object: &String| {
+        found.iter().any(|info| info.name == *object) && session.pool.volumes_in(object).is_ok_and(|all| all.is_empty())
+    };
+    let others: Vec<String> = p.objects.iter().filter(|object| !has_only_bounds(object)).cloned().collect();
+    if p.objects.is_empty() || !others.is_empty() {
+        found.extend(select(session, &others).await?);
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+    }
     found.retain(|info| selection.has(info, now));
     // What is in use now has no older time that counts.
     found.iter_mut().filter(|info| info.in_use > 0).for_each(|info| info.last_used = now);
     Ok(found.iter().map(VolumeRecord::from).collect())
+}
+
+/// The folders with a bound or a quota that match `objects`, as [`select`] matches volumes.
+fn bounded_folders(session: &Session, objects: &[String]) -> Vec<VolumeInfo> {
+    let wanted = Wanted::new(objects);
+    let all = session.pool.bounded_folders().into_iter();
+    all.filter(|info| wanted.covers(&info.name, &mut HashSet::new())).collect()
 }
 
 pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, Failure> {

@@ -174,5 +174,6 @@ pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<Volum
         Some(path) => origins::replace_device(session, &p.volume, path, &changes).await?,
         None => session.pool.set(&p.volume, &changes).await?,
     }
-    Ok((&session.pool.find(&p.volume)?).into())
+    let found = session.pool.find(&p.volume).or_else(|error| session.pool.find_folder(&p.volume).map_err(|_| error))?;
+    Ok((&found).into())
 }

@@ -1,10 +1,11 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
 use crate::catalog::directory::{self, descent, extensions, names, remnants};
+use crate::catalog::folder_bounds::{self, keeps_account};
 use crate::catalog::{bounds, exceptions, parts};
 use crate::format::{
-    BreakPolicy, Extension, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags, Throttle,
-    VolumeRecord, VolumeState,
+    Bound, BreakPolicy, Extension, Identity, Layout, NO_VOLUME, OriginFull, OriginRecord, Record, SnapshotFlags,
+    Throttle, VolumeRecord, VolumeState,
 };
 use crate::planted::correct;
 use crate::types::{BLOCK_PAGES, MAX_POOL_SIZE, NO_ACCOUNT, PageAddr, VirtualPage, VolumeId};
@@ -74,6 +75,7 @@ impl Catalog {
             Record::SetQuota { id, quota } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.quota = *quota;
+                folder_bounds::limits_changed(self, *id);
             }
             Record::Grow { size } => grow(self, *size)?,
             Record::SetAttributes { id, attributes } => {
@@ -115,6 +117,7 @@ impl Catalog {
             Record::Transaction { parts } => parts::apply(self, parts, done)?,
             Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
+        folder_bounds::follow(self, record);
         Ok(())
     }
 }
@@ -122,12 +125,16 @@ impl Catalog {
 /// Gives a volume its extension.
 fn set_extension(catalog: &mut Catalog, id: VolumeId, extension: &Extension) -> Result<(), Failure> {
     let volume = catalog.directory.get(id).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))?;
-    let (old, mut extension) = (volume.account(), extension.clone());
+    let (old, mut extension) = (volume.own_account(), extension.clone());
+    if let Some(bound) = volume.bound().filter(|_| extension.bound.is_none() && keeps_account(catalog, id)) {
+        extension.bound = Some(Bound { diverge: 0, reserve: 0, ..*bound });
+    }
     bounds::change_account(catalog, id, old, extension.bound.map_or(NO_ACCOUNT, |bound| bound.account));
     if let Some(bound) = &mut extension.bound {
         bound.charged = catalog.space.accounts.pages(bound.account);
     }
     extensions::set(&mut catalog.directory, id, extension);
+    folder_bounds::limits_changed(catalog, id);
     bounds::update_reserve(catalog, id);
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, Vol
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
 use super::limits::{check_chunk, check_gather, check_quota, writable_volume};
-use super::{Catalog, ExtensionChanges};
+use super::{Catalog, ExtensionChanges, is_folder};
 
 /// New values of properties; `None`: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,8 +72,11 @@ impl Changes {
         [copying, chunk, quota, gather, self.extension.record_of_clone(id, writes)].into_iter().flatten()
     }
 
-    /// The number of the volume, and the records that change it.
+    /// The number of the volume or folder, and the records that change it.
     pub(crate) fn records(&self, meta: &Catalog, name: &str) -> Result<(VolumeId, Vec<Record>)> {
+        if is_folder(meta, name) {
+            return self.records_of_folder(meta, name);
+        }
         let volume = meta.directory.find(name)?;
         let id = volume.record.id;
         let mut records = Vec::new();
@@ -103,5 +106,29 @@ impl Changes {
         records.extend(self.gather.map(|gather| Record::SetGather { id, gather }));
         records.extend(self.extension.record(volume, name, VolumeId(meta.next_id))?);
         Ok((id, records))
+    }
+    /// The same for a folder, which gets a record if it has none.
+    fn records_of_folder(&self, meta: &Catalog, name: &str) -> Result<(VolumeId, Vec<Record>)> {
+        let ExtensionChanges { diverge, reserve, .. } = self.extension;
+        let bound = ExtensionChanges { diverge, ..ExtensionChanges::default() };
+        if reserve.is_some_and(|bytes| bytes != 0) {
+            let why = format!("{name:?} is a folder, and only volumes have a reserve; set it for volumes in {name:?}");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let extension = ExtensionChanges { reserve, ..bound.clone() };
+        if *self != (Changes { quota: self.quota, extension, ..Changes::default() }) {
+            let why = format!("{name:?} is a folder, which has two properties only: diverge and quota");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let (known, new) = (meta.directory.folder(name), VolumeId(meta.next_id));
+        let make = || Record::MakeFolder { id: new, name: name.to_string(), attributes: None, now: 0 };
+        let id = known.map_or(new, |record| record.id);
+        let bound = match known.and_then(|record| meta.directory.get(record.id)) {
+            Some(entry) => bound.record(entry, name, new)?,
+            None => bound.record_of_new(id),
+        };
+        let quota = self.quota.map(|quota| Record::SetQuota { id, quota });
+        let made = known.is_none().then(make);
+        Ok((id, [made, quota, bound].into_iter().flatten().collect()))
     }
 }

@@ -30,8 +30,8 @@ pub struct ExtensionChanges {
     pub writes: Option<Writes>,
     /// What a volume does with written pages of zeroes.
     pub zeroes: Option<Zeroes>,
-    /// Most bytes of new pages that a volume, and its snapshots and clones with it, may hold beyond what the volume is
-    /// when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See
+    /// Most bytes of new pages that a volume, and its snapshots and clones with it, or that all volumes in a folder
+    /// together, may hold beyond what they are when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See
     /// [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
     pub diverge: Option<u64>,
     /// Bytes of new pages that a volume can write whatever else takes space of the pool, beyond what the volume is when
@@ -96,7 +96,8 @@ impl ExtensionChanges {
                     let why = "no bound can be set: the pool has made 4 billion volumes and snapshots";
                     let number = u32::try_from(number.0).ok().filter(|&number| AccountId(number) != CHECKSUMS);
                     let number = number.ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;
-                    Result::Ok(Bound { account: AccountId(number), diverge, reserve, charged: 0 })
+                    let folder = VolumeId(0);
+                    Result::Ok(Bound { account: AccountId(number), diverge, reserve, charged: 0, folder })
                 };
                 new.bound = Some(Bound { diverge, reserve, ..new.bound.map_or_else(account, Ok)? });
             }
@@ -128,7 +129,7 @@ impl ExtensionChanges {
             let why = format!("{name:?} is no volume; writes and zeroes are properties of volumes");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        let is_volume = matches!(volume.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let is_volume = matches!(volume.record.state, VolumeState::Volume | VolumeState::Orphan | VolumeState::Folder);
         let is_bounded = [self.diverge, self.reserve].iter().flatten().any(|&bytes| bytes != 0);
         if is_bounded && !is_volume {
             let why = format!("{name:?} is no volume; diverge and reserve are properties of volumes");

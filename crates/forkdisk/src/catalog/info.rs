@@ -160,6 +160,7 @@ impl Catalog {
             kind: match record.state {
                 VolumeState::Snapshot => VolumeKind::Snapshot,
                 VolumeState::Origin => VolumeKind::Origin,
+                VolumeState::Folder => VolumeKind::Folder,
                 _ => match record.kind() {
                     FileKind::File | FileKind::Folder => VolumeKind::Volume,
                     FileKind::Link => VolumeKind::Link,

@@ -11,6 +11,7 @@ pub mod directory;
 pub mod exceptions;
 mod expiry;
 mod extension_changes;
+mod folder_bounds;
 mod fork;
 mod info;
 mod limits;
@@ -29,7 +30,7 @@ use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 pub use admission::admit;
-pub use bounds::{account_of, admit_divergence, enter_charges, open_accounts, reserve_for};
+pub use bounds::{account_of, admit_divergence, enter_charges, open_accounts, remove_dead, reserve_for};
 pub use changes::Changes;
 pub use create::{CreateOptions, check_new_names, creation, new_ids, new_snapshots};
 pub use delete::{deletable, refuse_origin, refuse_with_snapshots};
@@ -37,6 +38,7 @@ pub use directory::{CatalogEntry, Chain, Directory, check_volume_name};
 pub use exceptions::{ExceptionView, exception_run};
 pub use expiry::deletable_expired;
 pub use extension_changes::ExtensionChanges;
+pub use folder_bounds::{bounded_folders, folder_of, has_folder_bounds, info_of_folder, sets_folder_bound, wrong_sums};
 pub use fork::{ForkOptions, is_folder, no_such_snapshot, plan_fork};
 pub use info::{Protection, VolumeInfo};
 pub use limits::{check_chunk, check_gather, check_origin_text, check_quota, check_size, writable_volume};
@@ -338,10 +340,10 @@ pub enum Failure {
     Gone,
     /// The maps changed since a walk began.
     Changed,
-    /// The volume would exceed its quota.
-    OverQuota,
-    /// More would be charged to the volume than its bound allows.
-    OverBound,
+    /// The volume would exceed its quota, or that of this folder.
+    OverQuota(VolumeId),
+    /// More would be charged to the volume than its bound, or that of this folder, allows.
+    OverBound(VolumeId),
 }
 
 impl From<Stop> for Failure {

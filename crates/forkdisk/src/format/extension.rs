@@ -101,6 +101,8 @@ pub struct Bound {
     pub reserve: u64,
     /// Pages charged to it, as of a checkpoint. In a record it has no meaning.
     pub charged: u64,
+    /// Of a deleted volume: the folder in whose sums the account counts until nothing is charged to it; else 0.
+    pub folder: VolumeId,
 }
 
 impl Bound {
@@ -110,7 +112,8 @@ impl Bound {
 
     fn decode(value: &[u8]) -> Option<Bound> {
         let mut r = Reader(value);
-        let bound = Bound { account: AccountId(r.u32()?), diverge: r.u64()?, reserve: 0, charged: r.u64()? };
+        let (account, diverge, charged) = (AccountId(r.u32()?), r.u64()?, r.u64()?);
+        let bound = Bound { account, diverge, reserve: 0, charged, folder: VolumeId(0) };
         let is_sound = bound.account != NO_ACCOUNT && bound.account != CHECKSUMS && bound.diverge <= MAX_VOLUME_SIZE;
         (is_sound && r.0.is_empty()).then_some(bound)
     }
@@ -145,6 +148,7 @@ const LABEL_KIND: u8 = 5;
 const WRITES_KIND: u8 = 6;
 const BOUND_KIND: u8 = 7;
 const RESERVE_KIND: u8 = 8;
+const FOLDER_KIND: u8 = 10;
 /// Unknown kinds from here on are kept; those below are damage.
 const FIRST_KEPT_KIND: u8 = 128;
 
@@ -189,6 +193,9 @@ impl Extension {
             if bound.reserve != 0 {
                 field(RESERVE_KIND, &bound.reserve.to_le_bytes());
             }
+            if bound.folder.0 != 0 {
+                field(FOLDER_KIND, &bound.folder.0.to_le_bytes());
+            }
         }
         self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
         out
@@ -218,7 +225,6 @@ impl Extension {
             extension.take(kind, value)?;
         }
         let labels = Extension::labels_bytes(&extension.labels);
-        extension.bound.is_none_or(|bound| bound.diverge != 0 || bound.reserve != 0).then_some(())?;
         (labels <= MAX_LABELS_BYTES && extension.created_by.len() <= MAX_CREATED_BY_BYTES).then_some(extension)
     }
 
@@ -241,6 +247,7 @@ impl Extension {
             WRITES_KIND => self.writes = WritePolicy::decode(value)?,
             BOUND_KIND => self.bound = Some(Bound::decode(value)?),
             RESERVE_KIND => self.bound.as_mut()?.reserve = time().filter(|&bytes| bytes <= MAX_VOLUME_SIZE)?,
+            FOLDER_KIND => self.bound.as_mut()?.folder = VolumeId(time()?),
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -304,6 +311,7 @@ pub mod tests {
                 diverge: MAX_VOLUME_SIZE,
                 reserve: MAX_VOLUME_SIZE,
                 charged: u64::MAX,
+                folder: VolumeId(0),
             }),
             unknown: Vec::new(),
         }
@@ -354,9 +362,9 @@ pub mod tests {
             vec![6, 1, 0, 4],
             vec![6, 2, 0, 1, 1],
             [&[7, 20, 0, 0, 0, 0, 0, 1][..], &[0; 15]].concat(),
-            [&[7, 20, 0, 1, 0, 0, 0, 0][..], &[0; 15]].concat(),
             [&[7, 21, 0, 1, 0, 0, 0, 1][..], &[0; 16]].concat(),
             vec![8, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
+            vec![10, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
             vec![5, 0, 0],
             vec![5, 1, 0, 0],
             vec![5, 2, 0, 2, b'a'],

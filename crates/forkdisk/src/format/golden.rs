@@ -202,7 +202,13 @@ fn extension() -> Extension {
         created_by: "cli:uid=0".into(),
         labels: [("job", "42"), ("owner", "ci")].map(|(key, value)| (key.to_string(), value.to_string())).into(),
         writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
-        bound: Some(Bound { account: AccountId(5), diverge: 1 << 30, reserve: 1 << 20, charged: 2 }),
+        bound: Some(Bound {
+            account: AccountId(5),
+            diverge: 1 << 30,
+            reserve: 1 << 20,
+            charged: 2,
+            folder: VolumeId(0),
+        }),
         unknown: vec![(0x80, vec![1])],
     }
 }
@@ -286,6 +292,7 @@ fn superblock() {
         special_files: false,
         extensions: false,
         bounds: false,
+        folder_bounds: false,
         preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },

@@ -36,6 +36,8 @@ const HAS_SPECIAL_FILES: u64 = 32;
 const HAS_EXTENSIONS: u64 = 64;
 /// Incompatible feature: volumes may have bounds, and entries of data the numbers of accounts.
 const HAS_BOUNDS: u64 = 128;
+/// Incompatible feature: folders may have bounds and quotas.
+const HAS_FOLDER_BOUNDS: u64 = 256;
 const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
     | HAS_CHECKSUM_UUID
     | HAS_HEARTBEAT
@@ -43,7 +45,8 @@ const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
     | HAS_TRANSACTIONS
     | HAS_SPECIAL_FILES
     | HAS_EXTENSIONS
-    | HAS_BOUNDS;
+    | HAS_BOUNDS
+    | HAS_FOLDER_BOUNDS;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -104,6 +107,8 @@ pub struct Superblock {
     pub extensions: bool,
     /// There may be bounds, so that versions that do not know them refuse the pool.
     pub bounds: bool,
+    /// The same for bounds of folders.
+    pub folder_bounds: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -143,6 +148,7 @@ impl Superblock {
             bit(self.special_files, HAS_SPECIAL_FILES),
             bit(self.extensions, HAS_EXTENSIONS),
             bit(self.bounds, HAS_BOUNDS),
+            bit(self.folder_bounds, HAS_FOLDER_BOUNDS),
         ];
         out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
@@ -225,6 +231,7 @@ impl Superblock {
                 special_files: incompatible & HAS_SPECIAL_FILES != 0,
                 extensions: incompatible & HAS_EXTENSIONS != 0,
                 bounds: incompatible & HAS_BOUNDS != 0,
+                folder_bounds: incompatible & HAS_FOLDER_BOUNDS != 0,
                 preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
@@ -284,6 +291,7 @@ impl Superblock {
             special_files: false,
             extensions: false,
             bounds: false,
+            folder_bounds: false,
             preallocated: false,
             copier,
             heartbeat: 0,
@@ -326,6 +334,7 @@ mod tests {
             special_files: true,
             extensions: true,
             bounds: true,
+            folder_bounds: true,
             preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,

@@ -14,6 +14,8 @@ use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::Error;
 use crate::format::{Throttle, VolumeRecord, WritePolicy};
+use crate::space::claims::QuotaClaims;
+use crate::space::folders::BoundedFolder;
 use crate::sync::{Event, QueuedWrite, RangeLocks, WriteQueue};
 use crate::types::VolumeId;
 
@@ -67,6 +69,14 @@ pub struct Activity {
     pub copies: Rc<Client>,
     /// Client for gathering.
     pub gather: Rc<Client>,
+}
+
+impl Live {
+    /// The claims of its writes count in this bounded folder, too, or in none.
+    pub fn link_claims(&self, folder: Option<&BoundedFolder>) {
+        self.claims.link(folder.map(|folder| &folder.claims));
+        self.new_pages.link(folder.map(|folder| &folder.new_pages));
+    }
 }
 
 impl Activity {
@@ -138,6 +148,11 @@ impl LiveVolumes {
         }
     }
 
+    /// Iterates over the volumes in use.
+    pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Live)> {
+        self.live.iter().map(|(&id, live)| (id, &**live))
+    }
+
     /// The figures of a volume, if it was used since the pool was opened.
     pub fn activity(&self, id: VolumeId) -> Option<&Rc<Activity>> {
         self.activity.get(&id)
@@ -162,48 +177,6 @@ impl LiveVolumes {
         let mut sum = self.deleted;
         self.activity.values().for_each(|activity| sum.merge(&activity.counters.read()));
         sum
-    }
-}
-
-/// Pages that writes under way will add to those that a volume refers to.
-#[derive(Default)]
-pub struct QuotaClaims(Cell<u64>);
-
-impl QuotaClaims {
-    /// Number of pages.
-    pub fn pages(&self) -> u64 {
-        self.0.get()
-    }
-}
-
-/// The claim of one write; dropping it returns the rest.
-#[derive(Default)]
-pub struct QuotaClaim {
-    of: Option<Rc<QuotaClaims>>,
-    pages: Cell<u64>,
-}
-
-impl QuotaClaim {
-    /// Claims `pages` more of those of a volume.
-    pub fn add(&mut self, claims: &Rc<QuotaClaims>, pages: u64) {
-        let all = self.of.get_or_insert_with(|| claims.clone());
-        all.0.set(all.0.get() + pages);
-        self.pages.set(self.pages.get() + pages);
-    }
-
-    /// `pages` of the claim were mapped.
-    pub fn commit(&self, pages: u64) {
-        let Some(all) = &self.of else { return };
-        debug_assert!(pages <= self.pages.get(), "a page that becomes the volume's was claimed");
-        let pages = pages.min(self.pages.get());
-        all.0.set(all.0.get() - pages);
-        self.pages.set(self.pages.get() - pages);
-    }
-}
-
-impl Drop for QuotaClaim {
-    fn drop(&mut self) {
-        self.commit(self.pages.get());
     }
 }
 

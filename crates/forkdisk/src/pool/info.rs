@@ -1,9 +1,9 @@
 //! Properties of a pool and its volumes.
 
-use crate::catalog::VolumeInfo;
 use crate::catalog::directory::descent;
+use crate::catalog::{VolumeInfo, bounded_folders, info_of_folder};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
 use crate::store::{PoolInfo, PoolSpace, is_low, mode, pool_info, pool_space};
 use crate::types::{Mode, VolumeId};
@@ -46,6 +46,22 @@ impl<D: Device> Pool<D> {
     /// of its source, and so on, at most `most`. Other volumes without a name are left out.
     pub fn line_of(&self, id: VolumeId, most: usize) -> Vec<String> {
         descent::line_of(&self.store.meta.borrow().directory, id, most)
+    }
+
+    /// A folder by name: its bounds, and what they count.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such folder, or it exists only as a part of names and has no bound.
+    pub fn find_folder(&self, name: &str) -> Result<VolumeInfo> {
+        let mut meta = self.store.meta.borrow_mut();
+        let id = meta.directory.folder(name).map(|record| record.id);
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no folder {name:?} with a bound"));
+        id.and_then(|id| info_of_folder(&mut meta, id)).ok_or_else(missing)
+    }
+
+    /// The folders with a bound or a quota, sorted by name.
+    pub fn bounded_folders(&self) -> Vec<VolumeInfo> {
+        bounded_folders(&mut self.store.meta.borrow_mut())
     }
 
     /// A volume or snapshot by name.

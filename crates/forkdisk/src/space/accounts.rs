@@ -1,4 +1,4 @@
-//! Accounts: how many pages in use are charged to each volume with a bound.
+//! Accounts: how many pages in use are charged to each volume or folder with a bound.
 //!
 //! A page is charged when a volume with an account maps it first, and credited when nothing refers to it any more,
 //! through whichever volume that happens. The entries that map a page have the number of its account.
@@ -7,8 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
+use crate::format::NO_VOLUME;
 use crate::planted::correct;
 use crate::types::{AccountId, NO_ACCOUNT, VolumeId};
+
+use super::folders::Folders;
 
 /// Numbers of pages, by account.
 pub type Credits = SmallVec<[(AccountId, u64); 2]>;
@@ -48,7 +51,10 @@ const SLACK_PAGES: u64 = 64;
 
 /// An account.
 struct Account {
+    /// The volume or folder that has it.
     volume: VolumeId,
+    /// The bounded folder that it counts in, or none.
+    folder: VolumeId,
     pages: u64,
     reserve: Reserve,
 }
@@ -57,6 +63,8 @@ struct Account {
 #[derive(Default)]
 pub struct Accounts {
     accounts: BTreeMap<AccountId, Account>,
+    /// Folders with bounds.
+    pub folders: Folders,
     /// Sum of what is held for all of them.
     held: u64,
     /// Accounts with a change of their pages since the last checkpoint.
@@ -64,17 +72,27 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Begins the account of a volume to which `pages` pages are charged.
+    /// Begins the account of a volume or folder to which `pages` pages are charged.
     pub fn open(&mut self, account: AccountId, volume: VolumeId, pages: u64) {
-        self.accounts.insert(account, Account { volume, pages, reserve: Reserve::default() });
+        self.accounts.insert(account, Account { volume, folder: NO_VOLUME, pages, reserve: Reserve::default() });
     }
 
     /// Ends an account: what is charged to it is charged to no volume from now on.
     pub fn close(&mut self, account: AccountId) {
         if let Some(ended) = self.accounts.remove(&account) {
             self.held -= ended.reserve.held(ended.pages);
+            self.folders.change(ended.folder, -(ended.pages as i64), 0);
         }
         self.changed.remove(&account);
+    }
+
+    /// An account counts in this bounded folder, or in none, from now on.
+    pub fn move_to(&mut self, account: AccountId, folder: VolumeId) {
+        if let Some(found) = self.accounts.get_mut(&account) {
+            let (old, pages) = (std::mem::replace(&mut found.folder, folder), found.pages as i64);
+            self.folders.change(old, -pages, 0);
+            self.folders.change(folder, pages, 0);
+        }
     }
 
     /// Sets what is kept free for an account.
@@ -136,7 +154,9 @@ impl Accounts {
     fn change(&mut self, account: AccountId, to: impl FnOnce(u64) -> u64) {
         if let Some(found) = self.accounts.get_mut(&account) {
             let before = found.reserve.held(found.pages);
-            found.pages = to(found.pages);
+            let pages = found.pages;
+            found.pages = to(pages);
+            self.folders.change(found.folder, found.pages as i64 - pages as i64, 0);
             self.held = self.held - before + found.reserve.held(found.pages);
             self.changed.insert(account);
         }

@@ -11,9 +11,11 @@
 pub mod accounts;
 mod affinity;
 pub mod alloc;
+pub mod claims;
 pub mod contiguous;
 pub mod count_images;
 pub mod delta;
+pub mod folders;
 pub mod retained;
 pub mod tree;
 pub mod view_counts;

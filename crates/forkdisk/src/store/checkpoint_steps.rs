@@ -209,6 +209,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         special_files: true,
         extensions: true,
         bounds: true,
+        folder_bounds: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -441,6 +442,7 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             special_files: true,
             extensions: correct!(true, Bug::FeatureBitAfterExtension => old.extensions),
             bounds: true,
+            folder_bounds: true,
             ..old.clone()
         }
     };

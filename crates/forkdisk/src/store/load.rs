@@ -17,7 +17,7 @@ use crate::runtime::LocalFuture;
 use crate::space;
 use crate::space::tree;
 use crate::store::{retained, view};
-use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT};
+use crate::types::{PAGE_SIZE, PageAddr, TABLE_FANOUT, VolumeId};
 
 use super::Store;
 
@@ -87,8 +87,8 @@ impl<'a, D: Device> Retry<'a, D> {
                 Failure::Nonsense(what) => return Err(Error::new(ErrorKind::Corrupt, what).into()),
                 Failure::Gone => return Err(deleted_error().into()),
                 Failure::Changed => return Err(changed_error().into()),
-                Failure::OverQuota => return Err(over_quota_error().into()),
-                Failure::OverBound => return Err(over_bound_error().into()),
+                Failure::OverQuota(folder) => return Err(over_quota_error(self.store, folder).into()),
+                Failure::OverBound(folder) => return Err(over_bound_error(self.store, folder).into()),
             };
             self.misses += 1;
             if self.misses == PIN_AFTER_MISSES {
@@ -174,16 +174,34 @@ pub fn no_space_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
 }
 
-/// A write would exceed its volume's quota.
-fn over_quota_error() -> Error {
-    Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
+/// A write would exceed the quota of its volume or of a folder.
+fn over_quota_error<D: Device>(store: &Store<D>, folder: VolumeId) -> Error {
+    let why = match folder_name(store, folder) {
+        None => "the volume has reached its quota; discard what is not needed or raise the quota".to_string(),
+        Some(name) => format!(
+            "the volumes in the folder {name:?} have reached its quota; discard what they do not need, delete some or \
+             raise the quota of {name:?}"
+        ),
+    };
+    Error::new(ErrorKind::NoSpace, why)
 }
 
-/// A write would exceed the bound of its volume.
-fn over_bound_error() -> Error {
-    let why = "the volume has diverged as far as its bound allows; discard what it wrote, delete snapshots of it or \
-               raise diverge";
+/// A write would exceed the bound of its volume or of a folder.
+fn over_bound_error<D: Device>(store: &Store<D>, folder: VolumeId) -> Error {
+    let why = match folder_name(store, folder) {
+        None => "the volume has diverged as far as its bound allows; discard what it wrote, delete snapshots of it or \
+                 raise diverge"
+            .to_string(),
+        Some(name) => format!(
+            "the volumes in the folder {name:?} have diverged as far as its bound allows; delete some of them or \
+             snapshots of them, discard what they wrote, or raise diverge of {name:?}"
+        ),
+    };
     Error::new(ErrorKind::NoSpace, why)
+}
+
+fn folder_name<D: Device>(store: &Store<D>, folder: VolumeId) -> Option<String> {
+    store.meta.borrow().directory.get(folder).map(|entry| entry.record.name.to_string())
 }
 
 impl<D: Device> Store<D> {

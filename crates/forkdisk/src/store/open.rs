@@ -6,7 +6,7 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::catalog::directory::extensions;
-use crate::catalog::{Catalog, Failure, directory, open_accounts};
+use crate::catalog::{Catalog, Failure, directory, has_folder_bounds, open_accounts};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -129,6 +129,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         special_files: false,
         extensions: false,
         bounds: false,
+        folder_bounds: false,
         preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
@@ -454,8 +455,10 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             old.special_files && (!clean || directory::has_special_files(&store.meta.borrow().directory));
         let extensions = old.extensions && (!clean || extensions::has_some(&store.meta.borrow().directory));
         let bounds = old.bounds && (!clean || extensions::has_bounds(&store.meta.borrow().directory));
+        let folder_bounds = old.folder_bounds && (!clean || has_folder_bounds(&store.meta.borrow().directory));
         let generation = old.generation + 1;
-        let clean = Superblock { generation, clean, transactions, special_files, extensions, bounds, ..old };
+        let features = Superblock { transactions, special_files, extensions, bounds, folder_bounds, ..old };
+        let clean = Superblock { generation, clean, ..features };
         checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
         // Data written in place changed no metadata.

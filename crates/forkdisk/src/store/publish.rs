@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo, admit};
+use crate::catalog::{Catalog, CatalogEntry, Failure, VolumeInfo, admit, folder_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeRecord, VolumeState};
@@ -85,6 +85,9 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
     match meta.apply(record, &mut done) {
         Ok(()) => {
             update_live(store, meta, record);
+            if meta.space.accounts.folders.take_moved() {
+                store.live.borrow().iter().for_each(|(id, live)| live.link_claims(folder_of(meta, id)));
+            }
             match is_unordered(meta, record) {
                 true => meta.journal.append_unordered(record),
                 false => meta.journal.append(record),
@@ -96,7 +99,7 @@ pub fn publish_admitted<D: Device>(store: &Store<D>, meta: &mut Catalog, record:
         Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
         Err(Failure::Gone) => Err(deleted_error()),
         Err(Failure::Changed) => Err(changed_error()),
-        Err(Failure::OverQuota | Failure::OverBound) => unreachable!("verbs on volumes map nothing"),
+        Err(Failure::OverQuota(_) | Failure::OverBound(_)) => unreachable!("verbs on volumes map nothing"),
         Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
     }
 }

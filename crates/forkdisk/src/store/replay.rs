@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use smallvec::smallvec;
 
-use crate::catalog::Failure;
+use crate::catalog::{Failure, sets_folder_bound};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -238,6 +238,10 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
     }
     if sets_bound(record) && !store.superblock.borrow().bounds {
         let why = "the journal sets the bound of a volume, and the superblock says that there are none";
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
+    if !store.superblock.borrow().folder_bounds && sets_folder_bound(&store.meta.borrow(), record) {
+        let why = "the journal sets the bound of a folder, and the superblock says that there are none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
     if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {

@@ -61,11 +61,12 @@ pub struct View {
     pub used: u64,
 }
 
-/// All maps: those of volumes, of dead ones from their cursors on. Folders have none.
+/// All maps: those of volumes, of dead ones from their cursors on. Folders have none, and are there if pages are charged to them.
 pub fn roots_of(meta: &Catalog) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
-        let is_dead = record.state == VolumeState::Dead;
-        let from = if is_dead { record.cursor } else { 0 };
+        let from = if record.state == VolumeState::Dead { record.cursor } else { 0 };
+        // A folder has no map, either.
+        let is_dead = matches!(record.state, VolumeState::Dead | VolumeState::Folder);
         let kept = record.origin_record.as_ref().map_or_else(Default::default, |protects| protects.exceptions);
         let (id, entry, level) = (record.id, record.root, record.level);
         let referenced = (!meta.is_origin_snapshot(id)).then_some(record.referenced);
@@ -75,7 +76,11 @@ pub fn roots_of(meta: &Catalog) -> Vec<Root> {
         Root { id, entry, level, from, is_dead, kept, referenced, seams, charged }
     };
     let records = meta.directory.iter().map(|volume| &volume.record);
-    records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
+    let has_root = |record: &&crate::format::VolumeRecord| {
+        let is_bounded = || meta.directory.get(record.id).is_some_and(|folder| folder.bound().is_some());
+        record.state != VolumeState::Folder || is_bounded()
+    };
+    records.filter(has_root).map(root).collect()
 }
 
 /// A view of everything published before this call: of the next checkpoint, which this starts. The caller

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
+use crate::catalog::wrong_sums;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ordered::piece;
@@ -150,6 +151,7 @@ async fn check_once<D: Device>(upkeep: &Upkeep<D>, walk: &Walk) -> Result<CheckR
     if tally.report.damage.is_empty() {
         tally.report.damage =
             tally.charges.compare(walk.roots.iter().filter_map(|root| Some((root.id, root.charged?))));
+        tally.report.damage.extend(wrong_sums(&mut upkeep.store.meta.borrow_mut()));
     }
     tally.report.damage.extend(upkeep.store.superblock_flaw.borrow().clone());
     Ok(tally.report)

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, SOME_CHECKPOINT_PAGES, directory, exceptions, pages_of, reserve_for};
+use crate::catalog::{Catalog, SOME_CHECKPOINT_PAGES, directory, exceptions, pages_of, remove_dead, reserve_for};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
@@ -137,7 +137,7 @@ async fn reap_dead<D: Device>(upkeep: &Upkeep<D>, id: VolumeId) -> Result<()> {
         if done {
             let mut meta = upkeep.store.meta.borrow_mut();
             if meta.directory.get(id).is_some() {
-                meta.directory.remove(id);
+                remove_dead(&mut meta, id);
                 upkeep.store.counters.reaped.add(1);
                 upkeep.store.reaped.notify();
                 upkeep.gathering.forget(id);

@@ -11,9 +11,10 @@ use crate::catalog::{Catalog, Failure, account_of, admit_divergence, directory, 
 use crate::device::{Segments, add_segment};
 use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
-use crate::live::{Live, QuotaClaim};
+use crate::live::Live;
 use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::correct;
+use crate::space::claims::QuotaClaim;
 use crate::space::{AllocRequest, Need, alloc};
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
@@ -86,7 +87,7 @@ fn admit_new_pages(
 ) -> Result<(), Failure> {
     let more = correct!(pages, Bug::BreaksUnbounded => if _is_mapped { 0 } else { pages });
     match admit_divergence(meta, id, live.new_pages.pages(), more) {
-        Err(Failure::OverBound) if moved => Err(Failure::Stop(Stop::NoSpace)),
+        Err(Failure::OverBound(_)) if moved => Err(Failure::Stop(Stop::NoSpace)),
         admitted => admitted,
     }
 }

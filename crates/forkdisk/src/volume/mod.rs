@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 use backing::Backing;
 
-use crate::catalog::{Catalog, VolumeInfo};
+use crate::catalog::{Catalog, VolumeInfo, folder_of};
 use crate::counters::Operation;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
@@ -140,6 +140,7 @@ impl<D: Device> Volume<D> {
         activity.opened.set(true);
         let live = volumes.get_or_create(id).clone();
         live.open.set(live.open.get() + 1);
+        live.link_claims(folder_of(&meta, id));
         live.writes.set(entry.extension().map_or(WritePolicy::ALL, |extension| extension.writes));
         drop((meta, volumes));
         if live.open.get() == 1 {

@@ -280,7 +280,7 @@ struct BoundShortage {
 impl BoundShortage {
     /// Whether the write has to wait after this failure.
     fn waits<D: Device>(&mut self, store: &Store<D>, failure: &Failure) -> bool {
-        if matches!(failure, Failure::OverBound) && store.reaping.get() {
+        if matches!(failure, Failure::OverBound(_)) && store.reaping.get() {
             let now = directory::dead(&store.meta.borrow().directory);
             let dead = self.dead.get_or_insert_with(|| now.clone());
             self.is_waiting = !dead.is_disjoint(&now);

@@ -1,6 +1,6 @@
-//! Quota of range clones.
+//! Quotas of range clones.
 
-use crate::catalog::{Catalog, Failure};
+use crate::catalog::{Catalog, Failure, folder_of};
 use crate::device::Device;
 use crate::map::{Run, Stop, lookup, shared_level};
 use crate::types::{VirtualPage, VolumeId};
@@ -8,7 +8,8 @@ use crate::types::{VirtualPage, VolumeId};
 use super::Volume;
 
 impl<D: Device> Volume<D> {
-    /// Refuses the next `share_step` of a range clone if it would exceed the quota of this volume.
+    /// Refuses the next `share_step` of a range clone if it would exceed the quota of this volume, or of a folder
+    /// above it.
     pub(super) fn check_quota_for_sharing(
         &self,
         meta: &mut Catalog,
@@ -17,7 +18,7 @@ impl<D: Device> Volume<D> {
         to: VirtualPage,
         pages: u64,
     ) -> Result<(), Failure> {
-        if self.record(meta).quota == 0 {
+        if self.record(meta).quota == 0 && folder_of(meta, self.id).is_none() {
             return Ok(());
         }
         let (s, t) = (source.record(meta).clone(), self.record(meta).clone());

@@ -8,6 +8,7 @@ mod bounds;
 mod commit;
 mod early;
 mod flatten;
+mod folder_bounds;
 mod gather;
 mod lab;
 mod order;

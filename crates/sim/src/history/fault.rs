@@ -4,6 +4,7 @@ use forkdisk::Mode;
 
 use super::Violation;
 use super::ops::bound::{has_bound, has_reserve};
+use super::ops::folder_bound::in_bounded_folder;
 use super::ops::quota::has_quota;
 use super::ops::unnamed::NAMING;
 use super::run::{Inflight, Run, spare_bytes};
@@ -67,6 +68,9 @@ pub fn judge_full(run: &mut Run, op: &Inflight, message: String) -> Result<(), V
         return Err(Violation::new("P9", format!("needs no space, but was refused for want of it: {message}")));
     }
     if by_quota && has_quota(run, &op.keys) || by_bound && has_bound(run, &op.keys) {
+        return Ok(());
+    }
+    if in_bounded_folder(run, &op.keys, &message) {
         return Ok(());
     }
     let info = run.session.pool.info();

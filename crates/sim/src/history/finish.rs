@@ -2,6 +2,7 @@
 
 use forkdisk::{Mode, PoolInfo};
 
+use super::ops::folder_bound::{judge_folders, remove_folders};
 use super::ops::{bound::judge_bounds, delete::delete, names::remove_names, quota::judge_quotas};
 use super::recover;
 use super::run::{Run, format};
@@ -20,10 +21,12 @@ pub fn finish(run: &mut Run) -> Result<(), Violation> {
     }
     judge_quotas(run)?;
     judge_bounds(run)?;
+    judge_folders(run)?;
     run.session.check()?;
     compare_all(run)?;
     remove_names(run)?;
     delete_all(run)?;
+    remove_folders(run)?;
     settle_and_count(run)
 }
 

@@ -10,7 +10,8 @@ use super::fault::{self, Failure};
 use super::finish::finish;
 use super::known::Known;
 use super::ops::{
-    self, bound::Bound, gather::Gathers, quota::Quota, read::probe, succession::CloneSuccession, unnamed::Open,
+    self, bound::Bound, folder_bound::FolderBounds, gather::Gathers, quota::Quota, read::probe,
+    succession::CloneSuccession, unnamed::Open,
 };
 use super::place::Place;
 use super::recover::{self, Session, recover};
@@ -55,6 +56,7 @@ pub struct Volumes {
     pub(super) recent: BTreeMap<Key, Vec<(u32, Place)>>,
     pub(super) quotas: BTreeMap<Key, Quota>,
     pub(super) bounds: BTreeMap<Key, Bound>,
+    pub(super) folders: FolderBounds,
     /// The ranges of the writes in flight.
     pub(super) places: BTreeMap<u64, Place>,
     /// Ranges that are read once more when a write has ended: they must not change any more.

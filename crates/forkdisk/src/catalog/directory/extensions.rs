@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::format::{Extension, Lease, SLOTS_PER_PAGE};
+use crate::format::{Bound, Extension, Lease, SLOTS_PER_PAGE};
 use crate::planted::correct;
 use crate::types::VolumeId;
 
-use super::{Directory, take_slot};
+use super::{CatalogEntry, Directory, take_slot};
 
 /// What the extensions of all volumes say together.
 #[derive(Default)]
@@ -89,6 +89,20 @@ pub fn refuse_strays(directory: &Directory) -> Result<(), String> {
     }
 }
 
+/// Returns what stays of the extension of a volume that is deleted: its account, if that is kept.
+pub fn remains(volume: &CatalogEntry) -> Extension {
+    let bound = volume.bound().filter(|_| volume.within.keeps_account);
+    let bound = bound.map(|bound| Bound { diverge: 0, reserve: 0, folder: volume.within.folder, ..*bound });
+    Extension { bound, ..Extension::default() }
+}
+
+/// The account of a deleted volume counts in this folder, or in none, from now on.
+pub fn set_folder(directory: &mut Directory, id: VolumeId, folder: VolumeId) {
+    if let Some(bound) = bound_mut(directory, id) {
+        bound.folder = folder;
+    }
+}
+
 /// Whether a volume or snapshot has an extension.
 pub fn has_some(directory: &Directory) -> bool {
     directory.extensions.count > 0
@@ -101,11 +115,17 @@ pub fn has_bounds(directory: &Directory) -> bool {
 
 /// Stores how many pages are charged to a volume with a bound.
 pub fn set_charged(directory: &mut Directory, id: VolumeId, pages: u64) {
-    let extension = directory.volumes.get_mut(&id).and_then(|volume| volume.extension.as_mut());
-    if let Some((slot, Extension { bound: Some(bound), .. })) = extension.map(|both| &mut **both) {
+    if let Some(bound) = bound_mut(directory, id) {
         bound.charged = pages;
-        directory.changed.insert(*slot / SLOTS_PER_PAGE as u64);
     }
+}
+
+/// The bound of a volume, which goes into the next checkpoint.
+fn bound_mut(directory: &mut Directory, id: VolumeId) -> Option<&mut Bound> {
+    let (slot, extension) = &mut **directory.volumes.get_mut(&id)?.extension.as_mut()?;
+    let bound = extension.bound.as_mut()?;
+    directory.changed.insert(*slot / SLOTS_PER_PAGE as u64);
+    Some(bound)
 }
 
 /// Returns the volumes and snapshots that have expired at `now`, or have a lease that has ended.

@@ -7,6 +7,7 @@ pub mod descent;
 pub mod extensions;
 pub mod names;
 pub mod remnants;
+pub mod within;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,7 @@ use crate::types::{AccountId, Epoch, NO_ACCOUNT, VolumeId};
 pub use descent::clones_of;
 use extensions::Extensions;
 pub use names::{check_volume_name, within_folder};
+pub use within::Within;
 
 /// The entry of a volume or snapshot in memory; [`Live`](crate::volume::Live) is separate.
 pub struct CatalogEntry {
@@ -33,6 +35,8 @@ pub struct CatalogEntry {
     holder: Cell<SharingSnapshot>,
     /// Its extension, and the slot of that.
     extension: Option<Box<(u64, Extension)>>,
+    /// The bounded folder that it is in.
+    pub within: Within,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -60,9 +64,14 @@ impl CatalogEntry {
         self.extension()?.bound.as_ref()
     }
 
-    /// The account that new pages of it are charged to.
-    pub fn account(&self) -> AccountId {
+    /// Its own account, if it has one.
+    pub fn own_account(&self) -> AccountId {
         self.bound().map_or(NO_ACCOUNT, |bound| bound.account)
+    }
+
+    /// The account that new pages of it are charged to: its own, or that of the nearest folder with one.
+    pub fn account(&self) -> AccountId {
+        self.bound().map_or(self.within.account, |bound| bound.account)
     }
 
     /// What its slot of this number has.
@@ -111,6 +120,8 @@ pub struct Directory {
     gathering: BTreeSet<VolumeId>,
     /// What the extensions of volumes say, and those that were loaded before their volumes.
     extensions: Extensions,
+    /// Volumes in bounded folders with changes that the sums of these do not have yet.
+    uncounted: Vec<VolumeId>,
 }
 
 impl Directory {
@@ -138,7 +149,8 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let volume = CatalogEntry { record, slot, pending: false, holder: Cell::default(), extension: None };
+        let (holder, within) = (Cell::default(), Within::default());
+        let volume = CatalogEntry { record, slot, pending: false, holder, extension: None, within };
         self.volumes.insert(id, Box::new(volume));
         self.update_tail(id);
         self.update_gathering(id);
@@ -261,6 +273,7 @@ impl Directory {
     pub fn change(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
         let volume = self.volumes.get_mut(&id)?;
         self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
+        volume.within.note_change(id, &mut self.uncounted);
         Some(volume)
     }
 
@@ -277,7 +290,8 @@ impl Directory {
     /// Marks a volume as dead: its name is free. That is durable once the journal is up to `until`.
     pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
-        correct!(extensions::set(self, id, Extension::default()), Bug::ExtensionOutlivesVolume => ());
+        let remains = extensions::remains(self.get(id).expect("an existing volume"));
+        correct!(extensions::set(self, id, remains), Bug::ExtensionOutlivesVolume => ());
         descent::inherit_source(self, id);
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");

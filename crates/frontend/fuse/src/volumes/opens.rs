@@ -67,6 +67,11 @@ impl Opens {
         self.open.get(&id).is_some_and(|count| count.writing > 0)
     }
 
+    /// Whether a program has any volume open for writing.
+    pub fn has_writers(&self) -> bool {
+        self.open.values().any(|count| count.writing > 0)
+    }
+
     fn is_fresh(&self, id: VolumeId) -> bool {
         self.open.get(&id).is_some_and(|count| count.is_fresh)
     }

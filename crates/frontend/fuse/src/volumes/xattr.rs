@@ -10,14 +10,22 @@ use super::{Failed, Outcome, Volumes};
 use crate::codec::Reply;
 
 const PREFIX: &str = "user.forkdisk.";
+/// Properties of a folder; the last two can only be read.
+const FOLDER_PROPERTIES: [&str; 4] = ["diverge", "quota", "diverged", "referenced"];
 /// The only attribute that is listed: programs that copy files try to set all listed ones, and a copy has this one.
 const CHUNK: &str = "user.forkdisk.chunk";
 
 impl<D: Device> Volumes<D> {
     fn property(&self, number: u64, name: &str) -> Outcome<Option<String>> {
-        let (Some(name), Node::Volume(id)) = (name.strip_prefix(PREFIX), self.node(number)?) else { return Ok(None) };
-        let info = self.pool.volume_by_id(id)?.info();
-        Ok(value_of(&info, name))
+        let Some(name) = name.strip_prefix(PREFIX) else { return Ok(None) };
+        match self.node(number)? {
+            Node::Volume(id) => Ok(value_of(&self.pool.volume_by_id(id)?.info(), name)),
+            // One without a bound has no properties.
+            Node::Folder(path) if FOLDER_PROPERTIES.contains(&name) => {
+                Ok(self.pool.find_folder(&path).ok().and_then(|info| value_of(&info, name)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub(super) fn get_xattr(&self, number: u64, name: &str, size: u32) -> Outcome {
@@ -31,18 +39,27 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
-        let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EOPNOTSUPP)) };
+        let node = self.node(number)?;
+        let of_folder = name.strip_prefix(PREFIX).is_some_and(|name| FOLDER_PROPERTIES.contains(&name));
+        let is_folder = matches!(&node, Node::Folder(path) if !path.is_empty());
+        if !matches!(node, Node::Volume(_)) && !(of_folder && is_folder) {
+            return Err(Failed(libc::EOPNOTSUPP));
+        }
         let Some(changes) = changes(name, value)? else {
             let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::EOPNOTSUPP };
             return Err(Failed(errno));
         };
-        let volume = self.pool.volume_by_id(id)?;
-        let is_limit = changes.extension.diverge.is_some_and(|bytes| bytes > 0);
-        if is_limit && self.caches_writes && self.opens.borrow().has_writer(id) {
+        let is_limit = [changes.quota, changes.extension.diverge].iter().flatten().any(|&bytes| bytes > 0);
+        let (name, is_written) = match node {
+            Node::Folder(path) => (path, self.opens.borrow().has_writers()),
+            Node::Volume(id) => (self.pool.volume_by_id(id)?.name(), self.opens.borrow().has_writer(id)),
+            _ => return Err(Failed(libc::EOPNOTSUPP)),
+        };
+        if is_limit && self.caches_writes && is_written {
             // What the kernel holds of it would be refused later than it was written.
             return Err(Failed(libc::EBUSY));
         }
-        self.pool.set(&volume.name(), &changes).await?;
+        self.pool.set(&name, &changes).await?;
         Ok(Reply::Done)
     }
 
@@ -63,6 +80,8 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "gather" => info.gather.to_string(),
         "writes" => info.writes.to_string(),
         "zeroes" => info.zeroes.to_string(),
+        "quota" if info.quota > 0 => info.quota.to_string(),
+        "quota" => "none".to_string(),
         "diverge" if info.diverge > 0 => info.diverge.to_string(),
         "diverge" => "none".to_string(),
         "reserve" if info.reserve > 0 => info.reserve.to_string(),
@@ -96,6 +115,7 @@ fn changes(name: &str, value: &[u8]) -> Outcome<Option<Changes>> {
         Some("zeroes") => {
             of_extension(ExtensionChanges::default().with_zeroes(parsed::<Zeroes>(value).ok_or(invalid)?))
         }
+        Some("quota") => Changes::default().with_quota(parse_bound(value).ok_or(invalid)?),
         Some("diverge") => of_extension(ExtensionChanges::default().with_diverge(parse_bound(value).ok_or(invalid)?)),
         Some("reserve") => of_extension(ExtensionChanges::default().with_reserve(parse_bound(value).ok_or(invalid)?)),
         _ => return Ok(None),

@@ -130,7 +130,9 @@ pub fn has_reserve(run: &Run, keys: &[Key]) -> Option<String> {
         let info = run.session.pool.find(&run.known.model.name(*key)).ok()?;
         bound.reserve.checked_sub(info.diverged + in_flight + MARGIN_BYTES).filter(|&left| left > 0)
     };
-    keys.iter().find_map(left).map(|left| format!("more than {left} bytes are reserved"))
+    // Of a range clone, the target has to have it.
+    let all: Option<Vec<u64>> = keys.iter().map(left).collect();
+    all?.into_iter().min().map(|left| format!("more than {left} bytes are reserved"))
 }
 
 /// Most bytes that one operation writes.

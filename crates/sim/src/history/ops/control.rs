@@ -2,6 +2,7 @@
 
 use forkdisk::Error;
 
+use super::folder_bound::forgive_folders;
 use super::quota::forgive_quota;
 use super::target::{family, is_unsure};
 use crate::driver::{Class, Op, Violation};
@@ -49,6 +50,11 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
     let exists = |key: &Key| run.known.model.get(*key).is_some();
     if !keys.iter().all(exists) || keys.iter().any(|&key| is_unsure(run, key)) {
         return Ok(());
+    }
+    if let Control::Rename(key, _) | Control::Usurp(key, _) = &control
+        && run.world.bounds.contains_key(key)
+    {
+        forgive_folders(run);
     }
     let victims = match &control {
         Control::Delete(victims) => victims.clone(),

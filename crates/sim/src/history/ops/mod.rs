@@ -16,6 +16,7 @@ pub mod delete;
 pub mod fault;
 pub mod flush;
 mod folder;
+pub mod folder_bound;
 pub mod fork;
 pub mod gather;
 pub mod lifetime;
@@ -101,6 +102,10 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &rewrite::REWRITE,
     &rewrite::WRITE_ZEROES,
     &bound::SET_BOUND,
+    &folder_bound::SET_FOLDER_BOUND,
+    &folder_bound::MOVE,
+    &folder_bound::SWAP_FOLDERS,
+    &folder_bound::DELETE_BELOW,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:
