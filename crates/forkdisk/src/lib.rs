@@ -137,8 +137,8 @@ pub use counters::{
 pub use device::{Buf, Device, SharedCacheStatistics};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{
-    Attributes, BreakPolicy, CopierSettings, FileKind, GatherPolicy, Lease, NoSuchPolicy, OriginFull, SnapshotFlags,
-    Throttle, Writes, Zeroes,
+    Attributes, BreakPolicy, CloneProperty, CopierSettings, FileKind, GatherPolicy, Inherited, Lease, NoSuchPolicy,
+    OriginFull, SnapshotFlags, Throttle, Writes, Zeroes,
 };
 #[cfg(feature = "planted")]
 pub use journal::tear;

@@ -8,12 +8,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::ErrorKind;
-use crate::format::{BreakPolicy, Lease, OriginFull, SnapshotFlags, Writes, Zeroes};
+use crate::format::{BreakPolicy, CloneProperty, Lease, OriginFull, SnapshotFlags, Writes, Zeroes};
 use crate::types::{Mode, VolumeKind};
 
 pub use escape::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character, unescape_name};
 #[cfg(feature = "serde")]
-pub(crate) use written::{none_if_empty, none_if_zero, uuid};
+pub(crate) use written::{inherited, none_if_empty, none_if_zero, uuid};
 
 /// A text that names no value of its kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +87,17 @@ names! {
         Fifo "fifo",
         Socket "socket",
         Folder "folder",
+    }
+    CloneProperty {
+        Chunk "chunk",
+        Break "break",
+        Quota "quota",
+        Gather "gather",
+        Diverge "diverge",
+        Reserve "reserve",
+        Expires "expires",
+        Writes "writes",
+        Zeroes "zeroes",
     }
     BreakPolicy {
         Split "split",

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::catalog::{Changes, CreateOptions, ExtensionChanges, ForkOptions};
 use crate::format::{
-    BreakPolicy, CopierSettings, GatherPolicy, Lease, OriginFull, SnapshotFlags, Throttle, Writes, Zeroes,
+    BreakPolicy, CloneProperty, CopierSettings, GatherPolicy, Lease, OriginFull, SnapshotFlags, Throttle, Writes,
+    Zeroes,
 };
 use crate::journal::{VolatileLog, VolatileMemory};
 use crate::origin::{OriginPlace, ProtectOptions};
@@ -85,6 +86,7 @@ setters! {
         with_zeroes zeroes: impl Into<Option<Zeroes>>,
         with_diverge diverge: impl Into<Option<u64>>,
         with_reserve reserve: impl Into<Option<u64>>,
+        with_inherited inherited: BTreeMap<CloneProperty, Option<u64>>,
     }
     ProtectOptions {
         with_chunk chunk: u64,

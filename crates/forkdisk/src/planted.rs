@@ -203,6 +203,10 @@ bugs! {
     NestedFolderIgnored = "bound-nested-folder-ignored",
     /// What a deleted volume was charged for, and clones of it hold, does not count in its folder.
     DeletedAccountForgotten = "bound-deleted-account-forgotten",
+    /// What clones inherit from a folder is not in what a checkpoint writes.
+    InheritedNotCheckpointed = "bound-inherited-not-checkpointed",
+    /// Clones of snapshots inherit nothing.
+    SnapshotCloneInheritsNothing = "bound-snapshot-clone-inherits-nothing",
     /// What is kept free for a volume is taken by others.
     OthersTakeReserve = "reserve-taken-by-others",
     /// After an open nothing is kept free.

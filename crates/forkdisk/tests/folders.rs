@@ -7,8 +7,9 @@ use std::time::Duration;
 use forkdisk::device::Buf;
 use forkdisk::testing::{DelayingDevice, Inline, MemoryDevice};
 use forkdisk::{
-    Attributes, Changes, Child, CreateOptions, ErrorKind, FileKind, ForkOptions, FormatOptions, OpenOptions,
-    OriginPlace, Pool, ProtectOptions, SnapshotFlags, VolumeKind,
+    Attributes, BreakPolicy, Changes, Child, CloneProperty, CreateOptions, ErrorKind, ExtensionChanges, FileKind,
+    ForkOptions, FormatOptions, GatherPolicy, OpenOptions, OriginPlace, Pool, ProtectOptions, SnapshotFlags,
+    VolumeKind,
 };
 
 const MIB: u64 = 1 << 20;
@@ -132,7 +133,7 @@ fn a_folder_goes_back_under_open_handles_and_requests_in_flight() {
             lab.tasks.run_until_idle();
         }
         assert_eq!(lab.tasks.run(lab.pool.rollback_folder_live("vm", "s")).unwrap(), ["vm/disk", "vm/state/memory"]);
-        running.map(|running| lab.tasks.run(running).unwrap());
+        running.into_iter().for_each(|running| lab.tasks.run(running).unwrap());
         // Writes that came in time are undone, the others follow the rollback: in whole.
         for volume in &volumes {
             let found = lab.tasks.run(volume.read(0, Buf::zeroed(8192))).1.to_vec();
@@ -410,4 +411,76 @@ fn a_folders_snapshot_stays_as_it_was_when_files_are_replaced_renamed_and_remove
     lab.pool.remove_snapshots_in("old", "s").unwrap();
     assert!(!lab.names().iter().any(|name| name.starts_with(".snapshots")), "{:?}", lab.names());
     lab.check();
+}
+
+#[test]
+fn clones_inherit_from_the_nearest_folder_what_they_are_not_given() {
+    let lab = lab();
+    let set = |name: &str, all: &[(CloneProperty, Option<u64>)]| {
+        let extension = ExtensionChanges::default().with_inherited(all.iter().copied().collect());
+        lab.tasks.run(lab.pool.set(name, &Changes::default().with_extension(extension)))
+    };
+    use CloneProperty::{Break, Chunk, Diverge, Expires, Gather, Quota, Writes, Zeroes};
+    // With a slash a folder is made.
+    assert_eq!(set("kids", &[(Quota, Some(MIB))]).unwrap_err().kind(), ErrorKind::NotFound);
+    let above = [(Quota, Some(2 * MIB)), (Expires, Some(60)), (Diverge, Some(MIB)), (Chunk, Some(128 << 10))];
+    set("kids/", &above).unwrap();
+    set("kids/deep/", &[(Quota, Some(0)), (Expires, Some(5)), (Writes, Some(1)), (Zeroes, Some(1))]).unwrap();
+    set("kids/deep", &[(Gather, Some(20)), (Break, Some(1))]).unwrap();
+    lab.fork("other", &["kids/a", "kids/deep/b", "outside"]).unwrap();
+    lab.fork("vm", &["kids/vm"]).unwrap();
+    let info = |name: &str| lab.pool.find(name).unwrap();
+    for name in ["kids/a", "kids/vm/disk", "kids/vm/state/memory"] {
+        let found = info(name);
+        assert_eq!((found.quota, found.expires, found.diverge, found.chunk), (2 * MIB, 68, MIB, 128 << 10), "{name}");
+        assert_eq!((found.writes, found.zeroes, found.gather), Default::default(), "{name}");
+    }
+    let deep = info("kids/deep/b");
+    assert_eq!((deep.quota, deep.expires, deep.diverge, deep.chunk), (0, 13, MIB, 128 << 10));
+    let policies = (deep.writes, deep.zeroes, deep.gather, deep.break_policy);
+    assert_eq!(
+        policies,
+        (forkdisk::Writes::Compare, forkdisk::Zeroes::Holes, GatherPolicy::Above(20), BreakPolicy::Copy)
+    );
+    assert_eq!((info("outside").quota, info("outside").expires), (0, 0));
+    // What is given counts, also that there is none.
+    let given = Changes::default().with_quota(0).with_extension(ExtensionChanges::default().with_expires(9));
+    lab.tasks.run(lab.pool.fork("other", &["kids/given"], &ForkOptions::new(8).with_changes(given))).unwrap();
+    assert_eq!((info("kids/given").quota, info("kids/given").expires, info("kids/given").diverge), (0, 9, MIB));
+    // New volumes are no clones.
+    lab.tasks.run(lab.pool.create("kids/new", &CreateOptions::new(MIB, 9))).unwrap();
+    assert_eq!((info("kids/new").quota, info("kids/new").diverge), (0, 0));
+    // Removed, the folder above counts; and it stays with its folder.
+    set("kids/deep", &[(Expires, None), (Quota, None)]).unwrap();
+    lab.pool.rename_folder("kids", "moved").unwrap();
+    lab.fork("other", &["moved/deep/c", "kids/d"]).unwrap();
+    assert_eq!((info("moved/deep/c").quota, info("moved/deep/c").expires), (2 * MIB, 68));
+    assert_eq!((info("kids/d").quota, info("kids/d").expires), (0, 0));
+    let found = lab.pool.find_folder("moved/deep").unwrap();
+    assert_eq!(found.inherited.into_iter().collect::<Vec<_>>(), [(Break, 1), (Gather, 20), (Writes, 1), (Zeroes, 1)]);
+    for (name, bad) in [("moved", (Diverge, Some(100))), ("moved", (Break, Some(2))), ("other", (Quota, Some(MIB)))] {
+        assert_eq!(set(name, &[bad]).unwrap_err().kind(), ErrorKind::Invalid, "{bad:?}");
+    }
+    assert_eq!(set("other/", &[(Quota, Some(MIB))]).unwrap_err().kind(), ErrorKind::Exists);
+    lab.check();
+}
+
+#[test]
+fn what_clones_inherit_outlives_a_crash_and_a_clean_close() {
+    let (tasks, device) = (Inline::new(), MemoryDevice::new(64 * MIB));
+    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [1; 16], 0))).unwrap();
+    let open = || tasks.run(Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default())).unwrap();
+    let pool = open();
+    tasks.run(pool.create("v", &CreateOptions::new(MIB, 7))).unwrap();
+    let inherited = ExtensionChanges::default().with_inherited([(CloneProperty::Quota, Some(MIB))].into());
+    tasks.run(pool.set("kids/", &Changes::default().with_extension(inherited))).unwrap();
+    drop(pool);
+    for (name, closes) in [("kids/a", true), ("kids/b", false)] {
+        let pool = open();
+        assert_eq!(tasks.run(pool.fork("v", &[name], &ForkOptions::new(8))).unwrap()[0].quota, MIB);
+        assert_eq!(pool.bounded_folders().len(), 1);
+        if closes {
+            tasks.run(pool.close()).unwrap();
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{GatherPolicy, Writes, Zeroes};
+use forkdisk::{CloneProperty, GatherPolicy, Writes, Zeroes};
 use forkdisk_control::params;
 use forkdisk_uring::Config;
 
@@ -26,7 +26,8 @@ const BEAT: Duration = Duration::from_secs(1);
 
 /// Change a property of a volume or folder, or of a pool as a whole
 ///
-/// A folder has the properties quota and diverge: limits of all volumes below it together.
+/// A folder has the properties quota and diverge, limits of all volumes below it together, and clone.PROPERTY, which
+/// clones that are made below it inherit. With a slash at the end of its name it is made if it does not exist.
 ///
 /// The properties uuid and multihost are those of a pool that no process has open: name the pool instead of a
 /// volume.
@@ -37,6 +38,7 @@ const BEAT: Duration = Duration::from_secs(1);
     "forkdisk set label.owner=ci /srv/pool.img/kids/1",
     "forkdisk set diverge=2G /srv/pool.img/kids/1",
     "forkdisk set diverge=40G /srv/pool.img/kids",
+    "forkdisk set clone.expires=1h /srv/pool.img/kids/",
     "forkdisk set reserve=20G /srv/pool.img/db",
     "forkdisk set writes=compare /srv/pool.img/memory",
 ])]
@@ -55,7 +57,7 @@ pub struct SetArgs {
 }
 
 /// Properties that are described by the parameters of the method.
-pub const PROPERTIES: [(&str, &str); 14] = [
+pub const PROPERTIES: [(&str, &str); 15] = [
     ("chunk", "chunk"),
     ("break", "break_policy"),
     ("quota=SIZE|none", "quota"),
@@ -70,6 +72,7 @@ pub const PROPERTIES: [(&str, &str); 14] = [
     ("lease=PID|none", "lease"),
     ("writes", "writes"),
     ("zeroes", "zeroes"),
+    ("clone.PROPERTY=VALUE|none|inherit", "clone"),
 ];
 
 #[derive(Clone)]
@@ -89,6 +92,8 @@ pub enum Property {
     Lease(String),
     Writes(Writes),
     Zeroes(Zeroes),
+    /// What clones below a folder inherit, as the method has it.
+    Inherited(String),
     OfPool(PoolChange),
 }
 
@@ -124,6 +129,7 @@ pub fn parse_property(text: &str) -> Result<Property> {
         "lease" => Ok(Property::Lease(value.to_string())),
         "writes" => Ok(Property::Writes(value.parse()?)),
         "zeroes" => Ok(Property::Zeroes(value.parse()?)),
+        name if name.starts_with("clone.") => Ok(Property::Inherited(inherited(&name["clone.".len()..], value)?)),
         name if name.starts_with("label.") => Ok(Property::Label(format!("{}={value}", &name["label.".len()..]))),
         "uuid" if value == "new" => Ok(Property::OfPool(PoolChange::NewUuid)),
         "uuid" => bail!("a pool gets a UUID that nothing else has: uuid=new"),
@@ -134,9 +140,35 @@ pub fn parse_property(text: &str) -> Result<Property> {
         }))),
         _ => bail!(
             "there is no property '{name}' that can be set: chunk, break, quota, diverge, reserve, gather, \
-             copy-ahead, when-full, path, expires, label.KEY, lease, writes, zeroes, uuid and multihost are"
+             copy-ahead, when-full, path, expires, label.KEY, lease, writes, zeroes, clone.PROPERTY, uuid and \
+             multihost are"
         ),
     }
+}
+
+/// Parses a property that clones inherit, and returns it as the method has it.
+fn inherited(name: &str, value: &str) -> Result<String> {
+    if value == "inherit" {
+        name.parse::<CloneProperty>().with_context(|| format!("clone.{name}"))?;
+        return Ok(format!("{name}="));
+    }
+    if name == "expires" {
+        let after = if value == "none" { 0 } else { lifetime::age(value)? };
+        return Ok(format!("expires={after}"));
+    }
+    Ok(match parse_property(&format!("{name}={value}"))? {
+        Property::Chunk(bytes) | Property::Quota(bytes) | Property::Diverge(bytes) | Property::Reserve(bytes) => {
+            format!("{name}={bytes}")
+        }
+        Property::Break(policy) => format!("{name}={policy}"),
+        Property::Gather(policy) => format!("{name}={policy}"),
+        Property::Writes(policy) => format!("{name}={policy}"),
+        Property::Zeroes(policy) => format!("{name}={policy}"),
+        _ => bail!(
+            "clones inherit no property '{name}': chunk, break, quota, gather, diverge, reserve, expires, writes and \
+             zeroes are those that they can inherit"
+        ),
+    })
 }
 
 /// Parses a bound: 0 would remove it.
@@ -152,8 +184,12 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     if let Property::OfPool(change) = args.property {
         return change_pool(&global.pool(Some(Path::new(&args.volume)))?, change, global);
     }
-    let address = global.object(&args.volume)?;
-    let mut method = params::Set { volume: address.name, ..params::Set::default() };
+    let (object, slash) = match args.volume.strip_suffix('/') {
+        Some(folder) => (folder, "/"),
+        None => (args.volume.as_str(), ""),
+    };
+    let address = global.object(object)?;
+    let mut method = params::Set { volume: format!("{}{slash}", address.name), ..params::Set::default() };
     match args.property {
         Property::Chunk(chunk) => method.chunk = Some(chunk),
         Property::Break(policy) => method.break_policy = Some(policy),
@@ -172,6 +208,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         Property::Lease(lease) => method.lease = Some(lease),
         Property::Writes(policy) => method.writes = Some(policy.to_string()),
         Property::Zeroes(policy) => method.zeroes = Some(policy.to_string()),
+        Property::Inherited(text) => method.clone.push(text),
         Property::OfPool(_) => unreachable!("done above"),
     }
     global.print_if_json(&call(global, &address.pool, Access::Write, method)?)

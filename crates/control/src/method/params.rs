@@ -379,9 +379,9 @@ parameters! {
         force: bool,
     }
     /// Changes properties of a volume, all of them or none. A property that is absent or `null` is unchanged. A folder
-    /// has two: `quota` and `diverge`, which limit all volumes below it together.
+    /// has three: `quota` and `diverge`, which limit all volumes below it together, and `clone`.
     Set {
-        /// The volume or folder.
+        /// The volume or folder. A folder with a slash at its end is made if it does not exist.
         volume: String,
         /// Bytes that a first write reserves around itself: a power of two from 4K to 64M.
         #[serde(default)]
@@ -437,6 +437,12 @@ parameters! {
         /// What is done with written pages of zeroes: `written` or `holes`.
         #[serde(default)]
         zeroes: Option<String>,
+        /// Of a folder: properties of clones that are made below it and are not given others, each as
+        /// `PROPERTY=VALUE`: `chunk`, `break`, `quota`, `gather`, `diverge`, `reserve`, `writes`, `zeroes` as here, and
+        /// `expires` in seconds from the time of the clone. One without a value, `PROPERTY=`, is removed, so that
+        /// clones inherit it from the folder above; others stay.
+        #[serde(default)]
+        clone: Vec<String>,
     }
     /// Protects a device or file in place.
     Protect {

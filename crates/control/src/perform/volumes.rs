@@ -1,6 +1,9 @@
 //! Creation and changes of volumes.
 
-use forkdisk::{Changes, CreateOptions, ErrorKind, ForkOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
+use forkdisk::{
+    Changes, CloneProperty, CreateOptions, ErrorKind, ForkOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags,
+    VolumeInfo,
+};
 
 use super::copier::policy;
 use super::folders::{refuse_folder, volumes_of};
@@ -151,6 +154,17 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 
+/// Parses a property that clones inherit, `PROPERTY=VALUE`; without a value it is removed.
+fn inherited(text: &str) -> Result<(CloneProperty, Option<u64>), Failure> {
+    let (name, value) = text.split_once('=').ok_or_else(|| invalid(format!("write PROPERTY=VALUE, not {text}")))?;
+    let property: CloneProperty = name.parse().map_err(|unknown| invalid(format!("clone.{text}: {unknown}")))?;
+    if value.is_empty() {
+        return Ok((property, None));
+    }
+    let refuse = || invalid(format!("clone.{name}: no volume can have {value}"));
+    property.value_of(value).map(|value| (property, Some(value))).ok_or_else(refuse)
+}
+
 pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<VolumeRecord, Failure> {
     let given = Given {
         expires: p.expires,
@@ -162,8 +176,10 @@ pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<Volum
         diverge: p.diverge,
         reserve: p.reserve,
     };
+    let mut extension = given.changes(session, call)?;
+    extension.inherited = p.clone.iter().map(|text| inherited(text)).collect::<Result<_, _>>()?;
     let changes = Changes::default()
-        .with_extension(given.changes(session, call)?)
+        .with_extension(extension)
         .with_chunk(p.chunk)
         .with_break_policy(p.break_policy.as_deref().map(policy).transpose()?)
         .with_quota(p.quota)
@@ -174,6 +190,9 @@ pub async fn set(session: &Session, p: params::Set, call: &Call) -> Result<Volum
         Some(path) => origins::replace_device(session, &p.volume, path, &changes).await?,
         None => session.pool.set(&p.volume, &changes).await?,
     }
-    let found = session.pool.find(&p.volume).or_else(|error| session.pool.find_folder(&p.volume).map_err(|_| error))?;
+    let found = session
+        .pool
+        .find(&p.volume)
+        .or_else(|error| session.pool.find_folder(p.volume.trim_end_matches('/')).map_err(|_| error))?;
     Ok((&found).into())
 }

@@ -72,11 +72,7 @@ impl Catalog {
             }
             Record::SetCopying { id, break_policy, throttle } => set_copying(self, *id, *break_policy, *throttle)?,
             Record::SetCopier { settings } => self.copier = *settings,
-            Record::SetQuota { id, quota } => {
-                self.record_of(*id)?;
-                self.directory.change(*id).expect("read above").record.quota = *quota;
-                folder_bounds::limits_changed(self, *id);
-            }
+            Record::SetQuota { id, quota } => set_quota(self, *id, *quota)?,
             Record::Grow { size } => grow(self, *size)?,
             Record::SetAttributes { id, attributes } => {
                 self.record_of(*id)?;
@@ -120,6 +116,14 @@ impl Catalog {
         folder_bounds::follow(self, record);
         Ok(())
     }
+}
+
+/// Limits what a volume, or everything below a folder, may refer to.
+fn set_quota(catalog: &mut Catalog, id: VolumeId, quota: u64) -> Result<(), Failure> {
+    catalog.refuse_unknown(id)?;
+    catalog.directory.change(id).expect("refused if unknown").record.quota = quota;
+    folder_bounds::limits_changed(catalog, id);
+    Ok(())
 }
 
 /// Gives a volume its extension.

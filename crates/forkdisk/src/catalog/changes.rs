@@ -1,7 +1,11 @@
 //! Changes of the properties of a volume or origin, as many at a time as wanted: all or none, with one commit.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Record, Throttle, VolumeRecord, VolumeState, WritePolicy};
+use crate::format::inherited;
+use crate::format::{
+    BreakPolicy, CloneProperty, GatherPolicy, Inherited, NO_VOLUME, OriginFull, Record, Throttle, VolumeRecord,
+    VolumeState, WritePolicy,
+};
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
 use super::limits::{check_chunk, check_gather, check_quota, writable_volume};
@@ -54,6 +58,23 @@ impl Changes {
         self.check()
     }
 
+    /// These changes, and where they have none what a clone inherits that is made at the time `now`.
+    pub(crate) fn or_inherited(&self, inherited: &Inherited, now: u64) -> Changes {
+        let of = |property: CloneProperty| inherited.get(&property).copied();
+        let (mut changes, own) = (self.clone(), &self.extension);
+        changes.chunk = self.chunk.or(of(CloneProperty::Chunk));
+        changes.break_policy = self.break_policy.or(of(CloneProperty::Break).map(inherited::break_policy));
+        changes.quota = self.quota.or(of(CloneProperty::Quota));
+        changes.gather = self.gather.or(of(CloneProperty::Gather).and_then(inherited::gather_policy));
+        changes.extension.diverge = own.diverge.or(of(CloneProperty::Diverge));
+        changes.extension.reserve = own.reserve.or(of(CloneProperty::Reserve));
+        changes.extension.writes = own.writes.or(of(CloneProperty::Writes).map(inherited::writes));
+        changes.extension.zeroes = own.zeroes.or(of(CloneProperty::Zeroes).map(inherited::zeroes));
+        let expires = of(CloneProperty::Expires).filter(|&after| after != 0).map(|after| now + after);
+        changes.extension.expires = own.expires.or(expires);
+        changes
+    }
+
     /// The records that give these properties to a new clone, which has those of its source.
     pub(crate) fn records_of_clone(
         &self,
@@ -72,10 +93,12 @@ impl Changes {
         [copying, chunk, quota, gather, self.extension.record_of_clone(id, writes)].into_iter().flatten()
     }
 
-    /// The number of the volume or folder, and the records that change it.
+    /// The number of the volume or folder, and the records that change it. A name with a slash at its end is that of a
+    /// folder, which is made if it does not exist.
     pub(crate) fn records(&self, meta: &Catalog, name: &str) -> Result<(VolumeId, Vec<Record>)> {
-        if is_folder(meta, name) {
-            return self.records_of_folder(meta, name);
+        let ending = name.strip_suffix('/');
+        if ending.is_some() || is_folder(meta, name) {
+            return self.records_of_folder(meta, ending.unwrap_or(name));
         }
         let volume = meta.directory.find(name)?;
         let id = volume.record.id;
@@ -107,18 +130,23 @@ impl Changes {
         records.extend(self.extension.record(volume, name, VolumeId(meta.next_id))?);
         Ok((id, records))
     }
+
     /// The same for a folder, which gets a record if it has none.
     fn records_of_folder(&self, meta: &Catalog, name: &str) -> Result<(VolumeId, Vec<Record>)> {
         let ExtensionChanges { diverge, reserve, .. } = self.extension;
-        let bound = ExtensionChanges { diverge, ..ExtensionChanges::default() };
+        let inherited = self.extension.inherited.clone();
+        let bound = ExtensionChanges { diverge, inherited, ..ExtensionChanges::default() };
         if reserve.is_some_and(|bytes| bytes != 0) {
             let why = format!("{name:?} is a folder, and only volumes have a reserve; set it for volumes in {name:?}");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let extension = ExtensionChanges { reserve, ..bound.clone() };
         if *self != (Changes { quota: self.quota, extension, ..Changes::default() }) {
-            let why = format!("{name:?} is a folder, which has two properties only: diverge and quota");
+            let why = format!("{name:?} is a folder, which has the properties diverge, quota and clone.PROPERTY only");
             return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if !is_folder(meta, name) {
+            meta.directory.check_new(NO_VOLUME, name)?;
         }
         let (known, new) = (meta.directory.folder(name), VolumeId(meta.next_id));
         let make = || Record::MakeFolder { id: new, name: name.to_string(), attributes: None, now: 0 };

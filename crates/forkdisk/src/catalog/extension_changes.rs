@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    Bound, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, Record,
-    VolumeRecord, VolumeState, WritePolicy, Writes, Zeroes,
+    Bound, CloneProperty, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES,
+    Record, VolumeRecord, VolumeState, WritePolicy, Writes, Zeroes,
 };
 use crate::types::{AccountId, CHECKSUMS, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
 
@@ -31,13 +31,16 @@ pub struct ExtensionChanges {
     /// What a volume does with written pages of zeroes.
     pub zeroes: Option<Zeroes>,
     /// Most bytes of new pages that a volume, and its snapshots and clones with it, or that all volumes in a folder
-    /// together, may hold beyond what they are when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no bound. See
-    /// [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
+    /// together, may hold beyond what they are when this is set, 4 KiB to 1 PiB, of which whole pages count; 0: no
+    /// bound. See [`VolumeInfo::diverged`](crate::VolumeInfo::diverged).
     pub diverge: Option<u64>,
     /// Bytes of new pages that a volume can write whatever else takes space of the pool, beyond what the volume is when
     /// this or `diverge` is set first, 4 KiB to 1 PiB, of which whole pages count; 0: none. The pool keeps them free,
     /// and what their tables may take.
     pub reserve: Option<u64>,
+    /// Of a folder: properties of clones that are made below it and are not given others; a value of `None` removes
+    /// one, so that clones inherit it from the folder above.
+    pub inherited: BTreeMap<CloneProperty, Option<u64>>,
 }
 
 impl ExtensionChanges {
@@ -53,6 +56,11 @@ impl ExtensionChanges {
             check_label_key(key)?;
             if value.iter().flat_map(|value| value.chars()).any(char::is_control) {
                 return invalid(format!("bad value of the label {key:?}: it has a control character"));
+            }
+        }
+        for (property, value) in &self.inherited {
+            if value.is_some_and(|value| !property.allows(value)) {
+                return invalid(format!("bad clone.{property}: no volume can have it"));
             }
         }
         match &self.created_by {
@@ -82,6 +90,12 @@ impl ExtensionChanges {
             match value {
                 Some(value) => new.labels.insert(key.clone(), value.clone()),
                 None => new.labels.remove(key),
+            };
+        }
+        for (&property, &value) in &self.inherited {
+            match value {
+                Some(value) => new.inherited.insert(property, value),
+                None => new.inherited.remove(&property),
             };
         }
         new.writes.writes = self.writes.unwrap_or(new.writes.writes);
@@ -133,6 +147,10 @@ impl ExtensionChanges {
         let is_bounded = [self.diverge, self.reserve].iter().flatten().any(|&bytes| bytes != 0);
         if is_bounded && !is_volume {
             let why = format!("{name:?} is no volume; diverge and reserve are properties of volumes");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if !self.inherited.is_empty() && volume.record.state != VolumeState::Folder {
+            let why = format!("{name:?} is no folder; clone.PROPERTY is what clones below a folder inherit");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let old = volume.extension().cloned().unwrap_or_default();

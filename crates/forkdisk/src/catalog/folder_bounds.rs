@@ -12,7 +12,7 @@ use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 use super::directory::names::entries_within;
 use super::directory::within::{count_referenced, counted_pages, nearest, set_reaped};
 use super::directory::{self, extensions};
-use super::{Catalog, Directory, Failure, VolumeInfo};
+use super::{Catalog, CatalogEntry, Directory, Failure, VolumeInfo};
 
 /// Follows what a record did to names.
 pub fn follow(catalog: &mut Catalog, record: &Record) {
@@ -134,12 +134,20 @@ fn bounded(directory: &Directory) -> impl Iterator<Item = VolumeId> {
     bounded.map(|entry| entry.record.id)
 }
 
-/// Whether a folder has a bound or a quota, or there is an account that was kept because of one.
-pub fn has_folder_bounds(directory: &Directory) -> bool {
-    bounded(directory).next().is_some() || directory.iter().filter_map(|entry| entry.bound()).any(is_kept)
+/// The folders with properties: those of [`bounded`], and those that give clones some.
+pub fn with_properties(directory: &Directory) -> impl Iterator<Item = VolumeId> {
+    let folders = directory.iter().filter(|entry| entry.record.state == VolumeState::Folder);
+    let gives = |entry: &CatalogEntry| entry.extension().is_some_and(|extension| !extension.inherited.is_empty());
+    let all = folders.filter(move |entry| entry.bound().is_some() || entry.record.quota != 0 || gives(entry));
+    all.map(|entry| entry.record.id)
 }
 
-/// Whether a record gives a folder a bound or a quota.
+/// Whether a folder has properties, or there is an account that was kept because of a bound.
+pub fn has_folder_bounds(directory: &Directory) -> bool {
+    with_properties(directory).next().is_some() || directory.iter().filter_map(|entry| entry.bound()).any(is_kept)
+}
+
+/// Whether a record gives a folder a property.
 pub fn sets_folder_bound(catalog: &Catalog, record: &Record) -> bool {
     let is_folder = |id: VolumeId, made: &[Record]| {
         let is_made = made.iter().any(|part| matches!(part, Record::MakeFolder { id: new, .. } if *new == id));
@@ -147,7 +155,9 @@ pub fn sets_folder_bound(catalog: &Catalog, record: &Record) -> bool {
     };
     let parts = if let Record::Transaction { parts } = record { &parts[..] } else { std::slice::from_ref(record) };
     parts.iter().any(|part| match part {
-        Record::SetExtension { id, extension } => extension.bound.is_some() && is_folder(*id, parts),
+        Record::SetExtension { id, extension } => {
+            (extension.bound.is_some() || !extension.inherited.is_empty()) && is_folder(*id, parts)
+        }
         Record::SetQuota { id, quota } => *quota != 0 && is_folder(*id, parts),
         _ => false,
     })
@@ -225,9 +235,9 @@ pub fn info_of_folder(catalog: &mut Catalog, id: VolumeId) -> Option<VolumeInfo>
     Some(VolumeInfo { diverged, referenced, ..catalog.info_of(record, 0) })
 }
 
-/// The folders with a bound or a quota, sorted by name.
+/// The folders with properties, sorted by name.
 pub fn bounded_folders(catalog: &mut Catalog) -> Vec<VolumeInfo> {
-    let ids: Vec<VolumeId> = bounded(&catalog.directory).collect();
+    let ids: Vec<VolumeId> = with_properties(&catalog.directory).collect();
     let mut all: Vec<VolumeInfo> = ids.into_iter().filter_map(|id| info_of_folder(catalog, id)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, FileKind, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy};
+use crate::format::{Attributes, FileKind, Inherited, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy};
 use crate::planted::correct;
 use crate::types::VolumeId;
 
@@ -82,13 +82,34 @@ pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOpt
             fork.parts.push(Record::MakeFolder { id, now: options.now, attributes, name });
             continue;
         }
+        let _is_snapshot = record.state == VolumeState::Snapshot;
+        let inherited = correct!(
+            inherited_at(&meta.directory, &name),
+            Bug::SnapshotCloneInheritsNothing => match _is_snapshot {
+                true => Inherited::new(),
+                false => inherited_at(&meta.directory, &name),
+            }
+        );
+        let changes = options.changes.or_inherited(&inherited, options.now);
         fork.parts.push(Record::Clone { source: part.from, id, now: options.now, name });
-        fork.parts.extend(options.changes.records_of_clone(id, record, write_policy(&meta.directory, record)));
+        fork.parts.extend(changes.records_of_clone(id, record, write_policy(&meta.directory, record)));
         let attributes = options.attributes(record);
         fork.parts.extend(attributes.map(|given| Record::SetAttributes { id, attributes: Some(given) }));
         fork.copies.push((part.from, id));
     }
     Ok(fork)
+}
+
+/// The properties that a new clone with this name inherits, each from the nearest folder that has it.
+fn inherited_at(directory: &Directory, name: &str) -> Inherited {
+    let mut all = Inherited::new();
+    for (end, _) in name.match_indices('/') {
+        let folder = directory.folder(&name[..end]).and_then(|record| directory.get(record.id));
+        if let Some(extension) = folder.and_then(CatalogEntry::extension) {
+            all.extend(&extension.inherited);
+        }
+    }
+    all
 }
 
 /// Which writes a volume, or that of a snapshot, does not store.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::catalog::directory::descent;
 use crate::catalog::exceptions;
 use crate::format::{
-    Attributes, BreakPolicy, FileKind, GatherPolicy, OriginFull, SnapshotFlags, VolumeRecord, VolumeState, Writes,
-    Zeroes,
+    Attributes, BreakPolicy, FileKind, GatherPolicy, Inherited, OriginFull, SnapshotFlags, VolumeRecord, VolumeState,
+    Writes, Zeroes,
 };
 use crate::types::{PAGE_SIZE, VolumeId, VolumeKind};
 
@@ -102,6 +102,12 @@ pub struct VolumeInfo {
     /// What it does with written pages of zeroes.
     #[cfg_attr(feature = "serde", serde(default))]
     pub zeroes: Zeroes,
+    /// Of a folder: properties that clones which are made below it inherit.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "clone", default, skip_serializing_if = "BTreeMap::is_empty", with = "crate::names::inherited")
+    )]
+    pub inherited: Inherited,
     /// Flags of a snapshot.
     pub flags: SnapshotFlags,
     /// Protection of an origin.
@@ -199,6 +205,7 @@ impl Catalog {
             labels: extension.labels,
             writes: extension.writes.writes,
             zeroes: extension.writes.zeroes,
+            inherited: extension.inherited,
             in_use,
             attributes: record.attributes,
         }

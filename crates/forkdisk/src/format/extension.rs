@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use crate::types::{AccountId, CHECKSUMS, MAX_VOLUME_SIZE, NO_ACCOUNT, VolumeId};
 
 use super::cursor::{Append, Reader};
+use crate::planted::correct;
+
+use super::inherited::{self, Inherited};
 
 /// Longest list of fields of an extension, in bytes: what its slot has room for.
 const MAX_FIELDS_BYTES: usize = super::volume::DIRECTORY_SLOT_BYTES - FIELDS_AT - 2;
@@ -136,6 +139,8 @@ pub struct Extension {
     pub writes: WritePolicy,
     /// How far a volume may diverge from what it was made from, if that is bounded.
     pub bound: Option<Bound>,
+    /// Of a folder: properties of clones that are made below it.
+    pub inherited: Inherited,
     /// Fields of later versions: kinds and values, kept as they are.
     pub unknown: Vec<(u8, Vec<u8>)>,
 }
@@ -149,6 +154,7 @@ const WRITES_KIND: u8 = 6;
 const BOUND_KIND: u8 = 7;
 const RESERVE_KIND: u8 = 8;
 const FOLDER_KIND: u8 = 10;
+const INHERITED_KIND: u8 = 12;
 /// Unknown kinds from here on are kept; those below are damage.
 const FIRST_KEPT_KIND: u8 = 128;
 
@@ -196,6 +202,9 @@ impl Extension {
             if bound.folder.0 != 0 {
                 field(FOLDER_KIND, &bound.folder.0.to_le_bytes());
             }
+        }
+        if !self.inherited.is_empty() {
+            field(INHERITED_KIND, &inherited::encode(&self.inherited));
         }
         self.unknown.iter().for_each(|(kind, value)| field(*kind, value));
         out
@@ -248,6 +257,7 @@ impl Extension {
             BOUND_KIND => self.bound = Some(Bound::decode(value)?),
             RESERVE_KIND => self.bound.as_mut()?.reserve = time().filter(|&bytes| bytes <= MAX_VOLUME_SIZE)?,
             FOLDER_KIND => self.bound.as_mut()?.folder = VolumeId(time()?),
+            INHERITED_KIND => self.inherited = inherited::decode(value)?,
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -259,7 +269,11 @@ impl Extension {
         slot[0] = SLOT_STATE;
         slot[VOLUME_AT..VOLUME_AT + 8].copy_from_slice(&of.0.to_le_bytes());
         let mut fields = Vec::new();
-        self.encode(&mut fields);
+        correct!(
+            self.encode(&mut fields),
+            Bug::InheritedNotCheckpointed =>
+                Extension { inherited: Inherited::new(), ..self.clone() }.encode(&mut fields)
+        );
         slot[FIELDS_AT..FIELDS_AT + fields.len()].copy_from_slice(&fields);
     }
 
@@ -313,6 +327,8 @@ pub mod tests {
                 charged: u64::MAX,
                 folder: VolumeId(0),
             }),
+            // Only folders have some, and these have no labels.
+            inherited: Inherited::new(),
             unknown: Vec::new(),
         }
     }
@@ -333,6 +349,14 @@ pub mod tests {
         let mut slot = [0; super::super::volume::DIRECTORY_SLOT_BYTES];
         longest.encode_slot(VolumeId(9), &mut slot);
         assert_eq!(Extension::decode_slot(&slot), Some((VolumeId(9), longest)));
+    }
+
+    #[test]
+    fn the_account_of_a_deleted_volume_has_the_folder_that_it_counts_in() {
+        let bound = Bound { account: AccountId(5), diverge: 0, reserve: 0, charged: 7, folder: VolumeId(9) };
+        let kept = Extension { bound: Some(bound), ..Extension::default() };
+        assert_eq!(trip(&kept).as_ref(), Some(&kept));
+        assert_eq!(kept.fields()[23..], [10, 8, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, enco
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{MapEntry, TableRef};
 use super::group::{DataChecksum, Decoded, JournalGroup, decode_group, encode_group};
+use super::inherited::CloneProperty;
 use super::ordered::{self, ORDERED_LEAF, TreeRoot};
 use super::ordered::{ExceptionKey, Piece};
 use super::record::{MovedRun, Record};
@@ -209,6 +210,7 @@ fn extension() -> Extension {
             charged: 2,
             folder: VolumeId(0),
         }),
+        inherited: [(CloneProperty::Quota, 1 << 20), (CloneProperty::Expires, 60)].into(),
         unknown: vec![(0x80, vec![1])],
     }
 }

@@ -12,6 +12,7 @@ mod extension;
 mod golden;
 mod group;
 mod heartbeat;
+pub mod inherited;
 mod layout;
 pub mod ordered;
 mod record;
@@ -36,6 +37,7 @@ pub use group::{
     DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,
 };
 pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES};
+pub use inherited::{CloneProperty, Inherited};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
 pub use ordered::{ExceptionKey, ExceptionKind};

@@ -1,9 +1,11 @@
 //! Values as they are written in JSON and other formats: by their names.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::ErrorKind;
-use crate::format::{BreakPolicy, GatherPolicy, OriginFull, Writes, Zeroes};
+use crate::format::{BreakPolicy, CloneProperty, GatherPolicy, Inherited, OriginFull, Writes, Zeroes};
 use crate::types::{Mode, VolumeKind};
 
 use super::{SnapshotFlags, parse_uuid, uuid_text};
@@ -36,6 +38,25 @@ impl<'de> Deserialize<'de> for SnapshotFlags {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SnapshotFlags, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
         SnapshotFlags::from_names(names.iter().map(String::as_str)).map_err(de::Error::custom)
+    }
+}
+
+/// Properties that clones inherit: their names, and their values as texts.
+pub mod inherited {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(all: &Inherited, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(all.iter().map(|(property, value)| (property.name(), property.text_of(*value))))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Inherited, D::Error> {
+        let texts = BTreeMap::<String, String>::deserialize(deserializer)?;
+        let parsed = |(name, text): (&String, &String)| {
+            let property: CloneProperty = name.parse().map_err(de::Error::custom)?;
+            let value = property.value_of(text);
+            Ok((property, value.ok_or_else(|| de::Error::custom(format!("'{text}' is no value of {name}")))?))
+        };
+        texts.iter().map(parsed).collect()
     }
 }
 

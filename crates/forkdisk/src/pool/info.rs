@@ -59,7 +59,7 @@ impl<D: Device> Pool<D> {
         id.and_then(|id| info_of_folder(&mut meta, id)).ok_or_else(missing)
     }
 
-    /// The folders with a bound or a quota, sorted by name.
+    /// The folders with properties, sorted by name.
     pub fn bounded_folders(&self) -> Vec<VolumeInfo> {
         bounded_folders(&mut self.store.meta.borrow_mut())
     }

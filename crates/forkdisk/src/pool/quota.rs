@@ -5,7 +5,7 @@
 //! until it refers to less.
 
 use crate::Changes;
-use crate::catalog::CatalogEntry;
+use crate::catalog::{CatalogEntry, folder_of};
 use crate::device::Device;
 use crate::error::Result;
 use crate::types::VolumeId;
@@ -23,12 +23,13 @@ impl<D: Device> Pool<D> {
         self.set(name, &Changes { quota: Some(quota), ..Changes::default() }).await
     }
 
-    /// Whether writes of a volume may be refused for its quota or a bound, although the pool has space.
+    /// Whether writes of a volume may be refused for a quota or a bound, also of a folder, although the pool has space.
     pub fn is_limited(&self, id: VolumeId) -> bool {
-        self.store.meta.borrow().directory.get(id).is_some_and(has_limit)
+        let meta = self.store.meta.borrow();
+        folder_of(&meta, id).is_some() || meta.directory.get(id).is_some_and(has_limit)
     }
 
-    /// Whether there is a volume of which writes may be refused so.
+    /// Whether there is a volume or folder with such a limit.
     pub fn has_limits(&self) -> bool {
         self.store.meta.borrow().directory.iter().any(has_limit)
     }

@@ -61,7 +61,8 @@ pub struct View {
     pub used: u64,
 }
 
-/// All maps: those of volumes, of dead ones from their cursors on. Folders have none, and are there if pages are charged to them.
+/// All maps: those of volumes, of dead ones from their cursors on. Folders have none; those with an account are there
+/// for what is charged to it.
 pub fn roots_of(meta: &Catalog) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let from = if record.state == VolumeState::Dead { record.cursor } else { 0 };

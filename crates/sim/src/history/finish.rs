@@ -3,6 +3,7 @@
 use forkdisk::{Mode, PoolInfo};
 
 use super::ops::folder_bound::{judge_folders, remove_folders};
+use super::ops::inherit::judge_inherited;
 use super::ops::{bound::judge_bounds, delete::delete, names::remove_names, quota::judge_quotas};
 use super::recover;
 use super::run::{Run, format};
@@ -22,6 +23,7 @@ pub fn finish(run: &mut Run) -> Result<(), Violation> {
     judge_quotas(run)?;
     judge_bounds(run)?;
     judge_folders(run)?;
+    judge_inherited(run)?;
     run.session.check()?;
     compare_all(run)?;
     remove_names(run)?;

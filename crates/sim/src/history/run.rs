@@ -10,7 +10,7 @@ use super::fault::{self, Failure};
 use super::finish::finish;
 use super::known::Known;
 use super::ops::{
-    self, bound::Bound, folder_bound::FolderBounds, gather::Gathers, quota::Quota, read::probe,
+    self, bound::Bound, folder_bound::FolderBounds, gather::Gathers, inherit::Inheriting, quota::Quota, read::probe,
     succession::CloneSuccession, unnamed::Open,
 };
 use super::place::Place;
@@ -57,6 +57,7 @@ pub struct Volumes {
     pub(super) quotas: BTreeMap<Key, Quota>,
     pub(super) bounds: BTreeMap<Key, Bound>,
     pub(super) folders: FolderBounds,
+    pub(super) inherited: Inheriting,
     /// The ranges of the writes in flight.
     pub(super) places: BTreeMap<u64, Place>,
     /// Ranges that are read once more when a write has ended: they must not change any more.

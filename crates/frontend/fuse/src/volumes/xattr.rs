@@ -39,28 +39,32 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
-        let node = self.node(number)?;
         let of_folder = name.strip_prefix(PREFIX).is_some_and(|name| FOLDER_PROPERTIES.contains(&name));
-        let is_folder = matches!(&node, Node::Folder(path) if !path.is_empty());
-        if !matches!(node, Node::Volume(_)) && !(of_folder && is_folder) {
-            return Err(Failed(libc::EOPNOTSUPP));
-        }
+        let object = match self.node(number)? {
+            Node::Volume(id) => self.pool.volume_by_id(id)?.name(),
+            Node::Folder(path) if of_folder && !path.is_empty() => path,
+            _ => return Err(Failed(libc::EOPNOTSUPP)),
+        };
         let Some(changes) = changes(name, value)? else {
             let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::EOPNOTSUPP };
             return Err(Failed(errno));
         };
         let is_limit = [changes.quota, changes.extension.diverge].iter().flatten().any(|&bytes| bytes > 0);
-        let (name, is_written) = match node {
-            Node::Folder(path) => (path, self.opens.borrow().has_writers()),
-            Node::Volume(id) => (self.pool.volume_by_id(id)?.name(), self.opens.borrow().has_writer(id)),
-            _ => return Err(Failed(libc::EOPNOTSUPP)),
-        };
-        if is_limit && self.caches_writes && is_written {
+        if is_limit && self.caches_writes && self.is_written(number)? {
             // What the kernel holds of it would be refused later than it was written.
             return Err(Failed(libc::EBUSY));
         }
-        self.pool.set(&name, &changes).await?;
+        self.pool.set(&object, &changes).await?;
         Ok(Reply::Done)
+    }
+
+    /// Whether a program has a file open for writing, or any file if this is a folder.
+    fn is_written(&self, number: u64) -> Outcome<bool> {
+        let opens = self.opens.borrow();
+        Ok(match self.node(number)? {
+            Node::Volume(id) => opens.has_writer(id),
+            _ => opens.has_writers(),
+        })
     }
 
     pub(super) fn remove_xattr(&self, number: u64, name: &str) -> Outcome {

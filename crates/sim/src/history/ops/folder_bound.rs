@@ -134,7 +134,7 @@ fn swap_folders(run: &mut Run, op: &Op) -> Result<(), Violation> {
     };
     let new: Vec<(Key, String)> = volumes.iter().filter_map(|&key| renamed(key)).collect();
     // Those above them count what they bring along.
-    FOLDERS.into_iter().for_each(|folder| drop(run.world.folders.insert(folder, None)));
+    run.world.folders.extend(FOLDERS.map(|folder| (folder, None)));
     control(run, Control::Swap(new), |run| {
         let pool = run.session.pool.clone();
         (format!("swap {a} {b}"), async move { pool.swap(a, b).await })
@@ -219,7 +219,7 @@ pub fn in_bounded_folder(run: &Run, keys: &[Key], message: &str) -> bool {
 /// Removes the folders, which are empty.
 pub fn remove_folders(run: &mut Run) -> Result<(), Violation> {
     let pool = run.session.pool.clone();
-    for folder in ["f/x", "f", "g/x", "g"] {
+    for folder in ["f/x", "f", "g/x", "g", "i"] {
         match pool.remove_folder(folder) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 return Err(Violation::new("P4", format!("the folder {folder} cannot be removed: {e}")));

@@ -19,6 +19,7 @@ mod folder;
 pub mod folder_bound;
 pub mod fork;
 pub mod gather;
+pub mod inherit;
 pub mod lifetime;
 mod links;
 pub mod lives;
@@ -106,6 +107,8 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder_bound::MOVE,
     &folder_bound::SWAP_FOLDERS,
     &folder_bound::DELETE_BELOW,
+    &inherit::SET_INHERITED,
+    &inherit::CLONE_INTO,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:
