@@ -147,7 +147,7 @@ pub use names::{
     NAME_MARKS, NoSuchName, escape_name, has_sound_escapes, is_name_character, parse_uuid, unescape_name, uuid_text,
 };
 pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
-pub use pool::{Child, Expired, Pool};
+pub use pool::{Child, Expired, MAX_HARD_LINKS, Pool};
 pub use runtime::{LocalFuture, Runtime};
 pub use store::{
     CopierInfo, DiscardPolicy, EarlyGroups, FormatOptions, HostIdentity, LowWater, OpenOptions, PoolEvent, PoolInfo,

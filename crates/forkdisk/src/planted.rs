@@ -395,6 +395,16 @@ bugs! {
     ExtensionNotCheckpointed = "extension-not-checkpointed",
     /// A pool that is open has extensions before its superblock says so.
     FeatureBitAfterExtension = "feature-bit-after-extension",
+    /// A clone does not have the extended attributes of its source.
+    CloneForgetsXattrs = "clone-forgets-xattrs",
+    /// A snapshot does not have the extended attributes of its volume.
+    SnapshotForgetsXattrs = "snapshot-forgets-xattrs",
+    /// The removal of a file's own name deletes the file, although it has others.
+    RemovalIgnoresHardLinks = "removal-ignores-hard-links",
+    /// A hard link that is read from the device does not count as a name of its file.
+    LoadedHardLinkNotCounted = "loaded-hard-link-not-counted",
+    /// A fork of a folder makes a file of each name of one.
+    ForkMakesTwoFiles = "fork-makes-two-files",
     /// The time at which a volume expired before it was renewed stays in the index of those times.
     ExpiryIgnoresRenewal = "expiry-ignores-renewal",
     /// An expired volume is deleted although it is open.

@@ -87,7 +87,6 @@ fn links_and_special_files_are_what_they_are_after_a_kill() {
     let device = mknodat(CWD, dir.join("dev"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), 0x103);
     assert_eq!(device.unwrap_err().raw_os_error(), 1, "EPERM");
     fs::write(dir.join("file"), b"1").unwrap();
-    assert_eq!(fs::hard_link(dir.join("file"), dir.join("hard")).unwrap_err().raw_os_error(), Some(1), "EPERM");
     sh_in(&dir, "chown -h 7:8 link; chmod 600 fifo; mv api.sock vm.sock; touch -h -d @1000 link; rm file");
     both.kill();
     let both = Both::start(&lab).unwrap();
@@ -136,7 +135,8 @@ fn a_file_gets_its_name_when_it_is_complete() {
     assert_eq!(names_in(mount.dir()).len(), 0);
     name(&first, "a").unwrap();
     assert_eq!(name(&second, "a").unwrap_err().raw_os_error(), 17, "EEXIST");
-    assert_eq!(name(&first, "b").unwrap_err().raw_os_error(), 1, "EPERM: no further names");
+    name(&first, "b").unwrap();
+    fs::remove_file(mount.path("b")).unwrap();
     first.write_all(b"more").unwrap();
     let meta = first.metadata().unwrap();
     assert_eq!((meta.nlink(), meta.mode() & 0o7777, meta.len()), (1, 0o640 & meta.mode(), 300_004));

@@ -10,7 +10,9 @@ mod attach_used;
 mod bad_input;
 mod bench;
 mod beside;
+mod beside_links;
 mod beside_programs;
+mod beside_xattrs;
 mod bounds;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]
 #[path = "../../../frontend/nbd/tests/support/tls.rs"]

@@ -132,7 +132,7 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
         return Err(Failure::new(ErrorKind::NotFound, text));
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
-    found.dedup_by(|a, b| a.id == b.id);
+    found.dedup_by(|a, b| a.id == b.id && a.name == b.name);
     Ok(found)
 }
 

@@ -8,7 +8,7 @@ use crate::types::{NO_ACCOUNT, PAGE_SIZE, VolumeId};
 
 use super::Catalog;
 use super::bounds::more_held;
-use super::directory::{clones_of, extensions, unchanged_page_of, unchanged_pages_of_new, within_folder};
+use super::directory::{clones_of, extensions, hard_links, unchanged_page_of, unchanged_pages_of_new, within_folder};
 
 /// What a record changes in the directory.
 #[derive(Default)]
@@ -58,12 +58,12 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.new += 1;
             effect.stays = true;
         }
-        Record::MakeFolder { .. } | Record::Protect { .. } => {
+        Record::MakeFolder { .. } | Record::Protect { .. } | Record::MakeHardLink { .. } => {
             effect.new += 1;
             effect.stays = true;
         }
         Record::Snapshot { of, .. } => {
-            effect.changed.extend(of.iter().map(|&(source, ..)| source));
+            effect.changed.extend(of.iter().map(|&(source, ..)| hard_links::file_of(&catalog.directory, source)));
             effect.new += of.len();
             effect.stays = true;
         }
@@ -77,6 +77,11 @@ fn collect(catalog: &Catalog, record: &Record, effect: &mut Effect) {
             effect.changed.push(*source);
             effect.new += 1;
             effect.stays = true;
+        }
+        Record::TakeName { file, link } => {
+            effect.changed.extend([*file, *link]);
+            effect.changed.extend(catalog.directory.snapshots_of(*link));
+            effect.frees = true;
         }
         Record::Rollback { volume, snapshot, .. } => {
             effect.changed.push(*volume);

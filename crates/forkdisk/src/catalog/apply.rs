@@ -1,6 +1,6 @@
 //! What each journal record does to the metadata: the same when it is made and when it is replayed.
 
-use crate::catalog::directory::{self, descent, extensions, names, remnants};
+use crate::catalog::directory::{self, descent, extensions, hard_links, names, remnants};
 use crate::catalog::folder_bounds::{self, keeps_account};
 use crate::catalog::{bounds, exceptions, parts};
 use crate::format::{
@@ -92,10 +92,7 @@ impl Catalog {
             }),
             Record::NameVolume { id, name } => name_volume(self, *id, name)?,
             Record::KeepSnapshots { id, remnant, name, now } => keep_snapshots(self, *id, *remnant, name, *now)?,
-            Record::Unlink { id } => {
-                self.record_of(*id)?;
-                self.directory.orphan(*id);
-            }
+            Record::Unlink { id } => unlink(self, *id)?,
             Record::RenameOver { id, name, replaced, kept } => rename_over(self, *id, name, *replaced, *kept)?,
             Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
             Record::Exchange { a, b } => names::exchange(&mut self.directory, a, b),
@@ -110,6 +107,8 @@ impl Catalog {
                 self.directory.update_gathering(*id);
             }
             Record::SetExtension { id, extension } => set_extension(self, *id, extension)?,
+            Record::MakeHardLink { id, file, name } => make_hard_link(self, *id, *file, name)?,
+            Record::TakeName { file, link } => take_name(self, *file, *link)?,
             Record::Transaction { parts } => parts::apply(self, parts, done)?,
             Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
@@ -201,9 +200,11 @@ fn add_snapshots(
     now: u64,
     flags: SnapshotFlags,
 ) -> Result<(), Failure> {
-    let sources: Vec<VolumeRecord> =
-        of.iter().map(|(source, ..)| catalog.record_of(*source)).collect::<Result<_, _>>()?;
-    for ((source, id, name), origin) in of.iter().zip(sources) {
+    // A snapshot that is taken under a further name of a file is one of that name.
+    let file = |source: &VolumeId| hard_links::file_of(&catalog.directory, *source);
+    let files: Vec<VolumeId> = of.iter().map(|(source, ..)| file(source)).collect();
+    let sources: Vec<VolumeRecord> = files.iter().map(|&id| catalog.record_of(id)).collect::<Result<_, _>>()?;
+    for (((source, id, name), origin), file) in of.iter().zip(sources).zip(files) {
         let snapshot = VolumeRecord {
             id: *id,
             state: VolumeState::Snapshot,
@@ -220,8 +221,8 @@ fn add_snapshots(
             ..origin
         };
         correct!(catalog.add_shared(snapshot), Bug::SnapshotWithoutCount => catalog.add(snapshot));
-        catalog.raise_shared(*source);
-        directory::note_snapshot(&mut catalog.directory, *source);
+        catalog.raise_shared(file);
+        directory::note_snapshot(&mut catalog.directory, file);
     }
     catalog.advance();
     Ok(())
@@ -414,6 +415,29 @@ fn keep_snapshots(catalog: &mut Catalog, id: VolumeId, remnant: VolumeId, name: 
     catalog.record_of(id)?;
     catalog.add(VolumeRecord::empty(remnant, name, now));
     remnants::move_snapshots(&mut catalog.directory, id, remnant);
+    Ok(())
+}
+
+/// Removes the name of a volume.
+fn unlink(catalog: &mut Catalog, id: VolumeId) -> Result<(), Failure> {
+    catalog.refuse_unknown(id)?;
+    catalog.directory.orphan(id);
+    Ok(())
+}
+
+/// Gives a file a further name.
+fn make_hard_link(catalog: &mut Catalog, id: VolumeId, file: VolumeId, name: &str) -> Result<(), Failure> {
+    catalog.refuse_unknown(file)?;
+    let (state, parent) = (VolumeState::HardLink, file);
+    catalog.add(VolumeRecord { state, parent, ..VolumeRecord::empty(id, name, 0) });
+    Ok(())
+}
+
+/// Gives a file the name of one of its hard links.
+fn take_name(catalog: &mut Catalog, file: VolumeId, link: VolumeId) -> Result<(), Failure> {
+    catalog.refuse_no_link(file, link)?;
+    let until = catalog.journal.next() + 1;
+    hard_links::take_name(&mut catalog.directory, file, link, until);
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::inherited;
 use crate::format::{
-    BreakPolicy, CloneProperty, GatherPolicy, Inherited, NO_VOLUME, OriginFull, Record, Throttle, VolumeRecord,
-    VolumeState, WritePolicy,
+    BreakPolicy, CloneProperty, Extension, GatherPolicy, Inherited, NO_VOLUME, OriginFull, Record, Throttle,
+    VolumeRecord, VolumeState,
 };
 use crate::types::{MAX_COPY_AHEAD_BYTES, VolumeId};
 
@@ -80,8 +80,8 @@ impl Changes {
         &self,
         id: VolumeId,
         source: &VolumeRecord,
-        writes: WritePolicy,
-    ) -> impl Iterator<Item = Record> {
+        inherited: &Extension,
+    ) -> Result<impl Iterator<Item = Record> + use<>> {
         let copying = (self.break_policy.is_some() || self.throttle.is_some()).then(|| Record::SetCopying {
             id,
             break_policy: self.break_policy.unwrap_or(source.break_policy),
@@ -90,7 +90,7 @@ impl Changes {
         let chunk = self.chunk.map(|chunk| Record::SetChunk { id, chunk });
         let quota = self.quota.map(|quota| Record::SetQuota { id, quota });
         let gather = self.gather.map(|gather| Record::SetGather { id, gather });
-        [copying, chunk, quota, gather, self.extension.record_of_clone(id, writes)].into_iter().flatten()
+        Ok([copying, chunk, quota, gather, self.extension.record_of_clone(id, inherited)?].into_iter().flatten())
     }
 
     /// The number of the volume or folder, and the records that change it. A name with a slash at its end is that of a

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeState};
 use crate::types::VolumeId;
 
+use super::directory::names;
 use super::{Catalog, Directory, ExtensionChanges, refuse_during_rollback, writable_volume};
 
 /// Default chunk of a volume, in bytes.
@@ -87,7 +88,10 @@ pub fn new_snapshots(
         let volume = meta.directory.find(source)?;
         let id = match volume.record.state {
             VolumeState::Origin => volume.record.id,
-            _ => writable_volume(volume, source)?,
+            _ => {
+                writable_volume(volume, source)?;
+                names::named(&meta.directory, source)?
+            }
         };
         if volume.record.state == VolumeState::Origin {
             refuse_during_rollback(meta, id)?;

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, VolumeRecord, VolumeState};
 use crate::types::VolumeId;
 
+use super::directory::names;
 use super::{Catalog, CatalogEntry};
 
 /// The volumes and snapshots of these names, snapshots first; refuses if something else needs one of them.
@@ -13,12 +14,13 @@ pub fn deletable(meta: &Catalog, names: &[&str]) -> Result<Vec<VolumeId>> {
     let (mut ids, mut named) = (Vec::new(), BTreeSet::new());
     for &name in names {
         let record = &meta.directory.find(name)?.record;
+        let id = names::named(&meta.directory, name)?;
         if record.state == VolumeState::Origin {
             let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        if named.insert(record.id) {
-            ids.push(record.id);
+        if named.insert(id) {
+            ids.push(id);
         }
     }
     for &id in &ids {

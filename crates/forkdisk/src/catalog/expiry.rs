@@ -7,7 +7,7 @@ use crate::planted::correct;
 use crate::types::VolumeId;
 
 use super::Catalog;
-use super::directory::extensions;
+use super::directory::{extensions, hard_links};
 
 /// The volumes and snapshots that have expired at `now`, or have a lease that `has_ended`, and can be deleted together,
 /// snapshots first. What is in use stays, and with it what it needs; so does a volume with a snapshot that stays, and a
@@ -33,7 +33,9 @@ pub fn deletable_expired(
         let before = gone.len();
         let stays = |id: &VolumeId| !gone.contains(id);
         let needed: BTreeSet<VolumeId> = needs.iter().filter(|(by, _)| stays(by)).map(|&(_, id)| id).collect();
-        let kept = |id: &VolumeId| needed.contains(id) || meta.directory.snapshots_of(*id).iter().any(stays);
+        let names = |id: VolumeId| [id].into_iter().chain(hard_links::links_of(&meta.directory, id));
+        let has_kept = |id: VolumeId| names(id).flat_map(|id| meta.directory.snapshots_of(id)).any(|id| stays(&id));
+        let kept = |id: &VolumeId| needed.contains(id) || has_kept(*id);
         let kept: BTreeSet<VolumeId> = gone.iter().copied().filter(kept).collect();
         gone.retain(|id| !kept.contains(id));
         if gone.len() == before {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     Bound, CloneProperty, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES,
-    Record, VolumeRecord, VolumeState, WritePolicy, Writes, Zeroes,
+    Record, VolumeRecord, VolumeState, Writes, Zeroes,
 };
 use crate::types::{AccountId, CHECKSUMS, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
 
@@ -23,7 +23,8 @@ pub struct ExtensionChanges {
     /// What made it: a text of at most 64 bytes.
     pub created_by: Option<String>,
     /// Labels by their keys; a value of `None` removes one. Keys have at most 63 letters, digits and any of `-_./`. All
-    /// labels of a volume take at most 320 bytes: those of keys and values, and 4 for each.
+    /// labels of a volume, with the extended attributes of its file, take at most 320 bytes: those of keys and values,
+    /// and 4 for each.
     pub labels: BTreeMap<String, Option<String>>,
     /// What a volume does with written bytes that are there already. A clone has this and the next property of its
     /// source.
@@ -116,11 +117,15 @@ impl ExtensionChanges {
                 new.bound = Some(Bound { diverge, reserve, ..new.bound.map_or_else(account, Ok)? });
             }
         }
-        let bytes = Extension::labels_bytes(&new.labels);
-        if bytes > MAX_LABELS_BYTES {
+        if !new.has_room() {
+            let bytes = Extension::labels_bytes(&new.labels);
+            let beside = match Extension::xattrs_bytes(&new.xattrs) {
+                0 => String::new(),
+                bytes => format!(", of which its extended attributes take {bytes}"),
+            };
             let why = format!(
                 "the labels take {bytes} bytes (keys, values, and {LABEL_BYTES} for each), and a volume has room for \
-                 {MAX_LABELS_BYTES}; use fewer or shorter ones"
+                 {MAX_LABELS_BYTES}{beside}; use fewer or shorter ones"
             );
             return Err(Error::new(ErrorKind::Invalid, why));
         }
@@ -164,13 +169,13 @@ impl ExtensionChanges {
 
     /// The record that gives a new volume or snapshot its extension, if it has one; the changes were checked.
     pub(crate) fn record_of_new(&self, id: VolumeId) -> Option<Record> {
-        self.record_of_clone(id, WritePolicy::ALL)
+        self.record_of_clone(id, &Extension::default()).expect("checked before")
     }
 
-    /// The same for a clone of what has this policy of writes.
-    pub(crate) fn record_of_clone(&self, id: VolumeId, writes: WritePolicy) -> Option<Record> {
-        let new = self.applied(&Extension { writes, ..Extension::default() }, id).expect("checked before");
-        (!new.is_empty()).then(|| Record::SetExtension { id, extension: Box::new(new) })
+    /// The same for a clone or snapshot, which inherits this.
+    pub(crate) fn record_of_clone(&self, id: VolumeId, inherited: &Extension) -> Result<Option<Record>> {
+        let new = self.applied(inherited, id)?;
+        Ok((!new.is_empty()).then(|| Record::SetExtension { id, extension: Box::new(new) }))
     }
 }
 

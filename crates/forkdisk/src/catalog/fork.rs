@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, FileKind, Inherited, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy};
+use crate::format::{
+    Attributes, Extension, FileKind, Inherited, NO_VOLUME, Record, VolumeRecord, VolumeState, WritePolicy,
+};
 use crate::planted::correct;
-use crate::types::VolumeId;
+use crate::types::{Epoch, VolumeId};
 
-use super::directory::{Directory, names, remnants};
-use super::{Catalog, CatalogEntry, Changes, check_new_names};
+use super::directory::{Directory, hard_links, names, remnants};
+use super::{Catalog, CatalogEntry, Changes, check_new_names, xattrs};
 
 /// What the volumes of a fork have that their sources do not.
 #[derive(Clone, Debug)]
@@ -54,10 +56,12 @@ pub struct Fork {
     pub copies: Vec<(VolumeId, VolumeId)>,
 }
 
-/// Object in a source: its name behind that of the source, and its number; a folder is its own source.
+/// Object in a source: its name behind that of the source, its number, and that of the file whose name it is, if it is
+/// known; a folder is its own source.
 struct Part {
     suffix: String,
     from: VolumeId,
+    file: VolumeId,
     is_folder: bool,
 }
 
@@ -75,11 +79,24 @@ pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOpt
     check_new_names(&meta.directory, &strs(&new, &sources))?;
     let mut fork = Fork { parts: Vec::new(), copies: Vec::new() };
     let ids = (meta.next_id..).map(VolumeId);
-    for ((name, part), id) in new.into_iter().zip(sources.iter().cycle()).zip(ids) {
+    let mut made: BTreeMap<(VolumeId, Epoch), VolumeId> = BTreeMap::new();
+    for ((i, (name, part)), id) in new.into_iter().zip(sources.iter().cycle()).enumerate().zip(ids) {
         let record = &meta.directory.get(part.from).expect("found above").record;
+        if i % sources.len() == 0 {
+            made.clear();
+        }
+        // Names of one file, at one instant.
+        if let Some(&file) = made.get(&(part.file, record.shared_at)) {
+            fork.parts.push(Record::MakeHardLink { id, file, name });
+            continue;
+        }
+        if part.file != NO_VOLUME {
+            correct!(made.insert((part.file, record.shared_at), id), Bug::ForkMakesTwoFiles => None);
+        }
         if part.is_folder {
             let attributes = record.attributes.map(|attributes| options.owned(attributes));
             fork.parts.push(Record::MakeFolder { id, now: options.now, attributes, name });
+            fork.parts.extend(xattrs::record_of_copy(&meta.directory, part.from, id));
             continue;
         }
         let _is_snapshot = record.state == VolumeState::Snapshot;
@@ -92,7 +109,9 @@ pub fn plan_fork(meta: &Catalog, source: &str, names: &[&str], options: &ForkOpt
         );
         let changes = options.changes.or_inherited(&inherited, options.now);
         fork.parts.push(Record::Clone { source: part.from, id, now: options.now, name });
-        fork.parts.extend(changes.records_of_clone(id, record, write_policy(&meta.directory, record)));
+        let xattrs = correct!(xattrs::of(&meta.directory, part.from), Bug::CloneForgetsXattrs => Default::default());
+        let of_source = Extension { writes: write_policy(&meta.directory, record), xattrs, ..Extension::default() };
+        fork.parts.extend(changes.records_of_clone(id, record, &of_source)?);
         let attributes = options.attributes(record);
         fork.parts.extend(attributes.map(|given| Record::SetAttributes { id, attributes: Some(given) }));
         fork.copies.push((part.from, id));
@@ -114,7 +133,7 @@ fn inherited_at(directory: &Directory, name: &str) -> Inherited {
 
 /// Which writes a volume, or that of a snapshot, does not store.
 fn write_policy(directory: &Directory, record: &VolumeRecord) -> WritePolicy {
-    let of = if record.parent == NO_VOLUME { record.id } else { record.parent };
+    let of = if record.parent == NO_VOLUME { record.id } else { hard_links::file_of(directory, record.parent) };
     let extension = directory.get(of).and_then(CatalogEntry::extension);
     extension.map_or(WritePolicy::ALL, |extension| extension.writes)
 }
@@ -151,30 +170,33 @@ fn sources_of(meta: &Catalog, source: &str) -> Result<Vec<Part>> {
     if !is_folder(meta, base) && !was_folder() {
         let record = &meta.directory.find(source)?.record;
         refuse_origin_itself(record, source)?;
-        return Ok(vec![Part { suffix: String::new(), from: record.id, is_folder: false }]);
+        return Ok(vec![Part { suffix: String::new(), from: record.id, file: NO_VOLUME, is_folder: false }]);
     }
     let mut parts = Vec::new();
     let suffix = |name: &str| name[base.len()..].to_string();
     for (name, id) in names::entries_within(&meta.directory, base) {
-        let Some(record) = meta.directory.get(id).filter(|v| !v.pending).map(|v| &v.record) else { continue };
+        let file = hard_links::file_of(&meta.directory, id);
+        let Some(record) = meta.directory.get(file).filter(|v| !v.pending).map(|v| &v.record) else { continue };
         let is_folder = record.state == VolumeState::Folder;
         let from = match snapshot {
             // What is a folder now was a file.
             Some(_) if is_folder && kept.contains_key(name) => continue,
             Some(snapshot) if !is_folder => match names::snapshot_named(&meta.directory, id, snapshot) {
-                Some(found) => correct!(found, Bug::ForkOfSnapshotTakesVolume => id),
+                Some(found) => correct!(found, Bug::ForkOfSnapshotTakesVolume => file),
                 None => continue,
             },
-            _ => id,
+            _ => file,
         };
         if snapshot.is_none() && !is_folder {
             refuse_origin_itself(record, name)?;
         }
         // A folder that was renamed may have brought a snapshot of the same name; it is the one that is found.
         kept.remove(name);
-        parts.push(Part { suffix: suffix(name), from, is_folder });
+        let file = if is_folder { NO_VOLUME } else { file };
+        parts.push(Part { suffix: suffix(name), from, file, is_folder });
     }
-    parts.extend(kept.into_iter().map(|(name, from)| Part { suffix: suffix(&name), from, is_folder: false }));
+    let removed = |(name, from): (String, _)| Part { suffix: suffix(&name), from, file: NO_VOLUME, is_folder: false };
+    parts.extend(kept.into_iter().map(removed));
     if let Some(snapshot) = snapshot.filter(|_| parts.iter().all(|part| part.is_folder)) {
         return Err(no_such_snapshot(base, snapshot));
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::catalog::directory::descent;
+use crate::catalog::directory::{descent, hard_links};
 use crate::catalog::exceptions;
+use crate::error::Result;
 use crate::format::{
     Attributes, BreakPolicy, FileKind, GatherPolicy, Inherited, OriginFull, SnapshotFlags, VolumeRecord, VolumeState,
     Writes, Zeroes,
@@ -115,6 +116,12 @@ pub struct VolumeInfo {
     /// Open handles.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub in_use: usize,
+    /// The other names of the file, sorted: its hard links.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
+    pub hard_links: Vec<String>,
+    /// Extended attributes as a file: names without `user.`, and values.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Attributes as a file; `None` if they were never set.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub attributes: Option<Attributes>,
@@ -154,6 +161,17 @@ impl Catalog {
     fn origin_of(&self, record: &VolumeRecord) -> Option<&VolumeRecord> {
         let ancestor = descent::ancestor(&self.directory, record).filter(|_| !record.origin.is_empty());
         ancestor.map(|v| &v.record).filter(|v| !v.name.is_empty())
+    }
+
+    /// Properties of the volume or snapshot with this name, which may be one of several.
+    pub fn info_by_name(&self, name: &str, in_use: impl Fn(VolumeId) -> usize) -> Result<VolumeInfo> {
+        let record = &self.directory.find(name)?.record;
+        let mut info = self.info_of(record, in_use(record.id));
+        if record.state != VolumeState::Snapshot && *record.name != *name {
+            info.name = name.to_string();
+            info.hard_links = hard_links::other_names(&self.directory, record.id, name);
+        }
+        Ok(info)
     }
 
     /// Properties of a volume that has `in_use` open handles.
@@ -207,6 +225,8 @@ impl Catalog {
             zeroes: extension.writes.zeroes,
             inherited: extension.inherited,
             in_use,
+            hard_links: hard_links::other_names(&self.directory, record.id, &record.name),
+            xattrs: extension.xattrs,
             attributes: record.attributes,
         }
     }

@@ -20,6 +20,7 @@ mod quota;
 pub mod rollback;
 mod source;
 mod watched;
+pub mod xattrs;
 
 use crate::error::Error;
 use crate::format::{CopierSettings, Kind, MovedRun, NO_VOLUME, OriginRecord, VolumeRecord, VolumeState};
@@ -28,6 +29,8 @@ use crate::map::{Editor, Member, Shared, Stop, Tables, count_seams};
 use crate::planted::correct;
 use crate::space::{Need, Reservation, Space};
 use crate::types::{BLOCK_SIZE, Epoch, NO_ACCOUNT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+
+use directory::hard_links;
 
 pub use admission::admit;
 pub use bounds::{account_of, admit_divergence, enter_charges, open_accounts, remove_dead, reserve_for};
@@ -234,6 +237,14 @@ impl Catalog {
         self.directory.get(id).map(drop).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))
     }
 
+    /// Refuses what is no hard link of this file.
+    fn refuse_no_link(&self, file: VolumeId, link: VolumeId) -> Result<(), Failure> {
+        match hard_links::links_of(&self.directory, file).any(|other| other == link) {
+            true => Ok(()),
+            false => Err(Failure::Nonsense(format!("a journal record names {}, no hard link of {}", link.0, file.0))),
+        }
+    }
+
     fn record_of(&self, id: VolumeId) -> Result<VolumeRecord, Failure> {
         self.directory.get(id).map(|v| v.record.clone()).ok_or_else(|| Failure::Nonsense(Catalog::unknown(id)))
     }
@@ -294,7 +305,7 @@ impl Catalog {
                 VolumeState::Volume | VolumeState::Orphan => (true, 2),
                 VolumeState::Snapshot => (true, 1),
                 VolumeState::Dead => (record.cursor <= at.0, 0),
-                VolumeState::Folder | VolumeState::Origin => (false, 0),
+                VolumeState::Folder | VolumeState::Origin | VolumeState::HardLink => (false, 0),
             };
             has_map.then_some(Member { id, root, level, shared_at, weight })
         };

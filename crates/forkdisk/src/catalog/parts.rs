@@ -42,7 +42,13 @@ fn check(catalog: &Catalog, parts: &[Record]) -> Result<(), Failure> {
             Record::SetOrigin { id, .. } | Record::Identify { id, .. } | Record::Stamp { id, .. } => {
                 (Needs::Origin(*id), None)
             }
+            Record::MakeHardLink { id, file, .. } => (Needs::Volume(*file), Some(*id)),
+            Record::TakeName { file, link } => {
+                catalog.refuse_no_link(*file, *link)?;
+                (Needs::Volume(*file), None)
+            }
             Record::Resize { id, .. }
+            | Record::Rename { id, .. }
             | Record::SetChunk { id, .. }
             | Record::SetCopying { id, .. }
             | Record::SetQuota { id, .. }

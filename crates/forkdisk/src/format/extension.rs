@@ -24,6 +24,11 @@ pub const MAX_LABELS_BYTES: usize = 320;
 pub const LABEL_BYTES: usize = 4;
 /// Longest key of a label, in bytes.
 pub const MAX_LABEL_KEY_BYTES: usize = 63;
+/// Most bytes of all extended attributes of a file: names, values, and [`LABEL_BYTES`] for each. With the labels they
+/// take at most [`MAX_LABELS_BYTES`].
+pub const MAX_XATTRS_BYTES: usize = 256;
+/// Longest name of an extended attribute, in bytes, without `user.`.
+pub const MAX_XATTR_NAME_BYTES: usize = 250;
 /// Longest text that says what made a volume, in bytes.
 pub const MAX_CREATED_BY_BYTES: usize = 64;
 
@@ -141,6 +146,8 @@ pub struct Extension {
     pub bound: Option<Bound>,
     /// Of a folder: properties of clones that are made below it.
     pub inherited: Inherited,
+    /// Extended attributes of a file or folder: names without `user.`, and values.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Fields of later versions: kinds and values, kept as they are.
     pub unknown: Vec<(u8, Vec<u8>)>,
 }
@@ -153,6 +160,7 @@ const LABEL_KIND: u8 = 5;
 const WRITES_KIND: u8 = 6;
 const BOUND_KIND: u8 = 7;
 const RESERVE_KIND: u8 = 8;
+const XATTR_KIND: u8 = 9;
 const FOLDER_KIND: u8 = 10;
 const INHERITED_KIND: u8 = 12;
 /// Unknown kinds from here on are kept; those below are damage.
@@ -167,6 +175,17 @@ impl Extension {
     /// Bytes that labels take.
     pub fn labels_bytes(labels: &BTreeMap<String, String>) -> usize {
         labels.iter().map(|(key, value)| key.len() + value.len() + LABEL_BYTES).sum()
+    }
+
+    /// Bytes that extended attributes take.
+    pub fn xattrs_bytes(xattrs: &BTreeMap<String, Vec<u8>>) -> usize {
+        xattrs.iter().map(|(name, value)| name.len() + value.len() + LABEL_BYTES).sum()
+    }
+
+    /// Whether labels and extended attributes fit their room together.
+    pub fn has_room(&self) -> bool {
+        let (labels, xattrs) = (Extension::labels_bytes(&self.labels), Extension::xattrs_bytes(&self.xattrs));
+        xattrs <= MAX_XATTRS_BYTES && labels + xattrs <= MAX_LABELS_BYTES
     }
 
     /// The fields, in the order of their kinds.
@@ -199,9 +218,12 @@ impl Extension {
             if bound.reserve != 0 {
                 field(RESERVE_KIND, &bound.reserve.to_le_bytes());
             }
-            if bound.folder.0 != 0 {
-                field(FOLDER_KIND, &bound.folder.0.to_le_bytes());
-            }
+        }
+        for (name, value) in &self.xattrs {
+            field(XATTR_KIND, &[&[name.len() as u8], name.as_bytes(), value].concat());
+        }
+        if let Some(bound) = self.bound.filter(|bound| bound.folder.0 != 0) {
+            field(FOLDER_KIND, &bound.folder.0.to_le_bytes());
         }
         if !self.inherited.is_empty() {
             field(INHERITED_KIND, &inherited::encode(&self.inherited));
@@ -227,14 +249,14 @@ impl Extension {
         while !fields.0.is_empty() {
             let (kind, len) = (fields.u8()?, usize::from(fields.u16()?));
             let value = fields.bytes(len)?;
-            // Each kind once, except labels and what is not known.
-            let is_repeated = kind == last && kind != LABEL_KIND && kind < FIRST_KEPT_KIND;
+            // Each kind once, except labels, extended attributes and what is not known.
+            let may_repeat = matches!(kind, LABEL_KIND | XATTR_KIND | FIRST_KEPT_KIND..);
+            let is_repeated = kind == last && !may_repeat;
             (kind >= last && !is_repeated).then_some(())?;
             last = kind;
             extension.take(kind, value)?;
         }
-        let labels = Extension::labels_bytes(&extension.labels);
-        (labels <= MAX_LABELS_BYTES && extension.created_by.len() <= MAX_CREATED_BY_BYTES).then_some(extension)
+        (extension.has_room() && extension.created_by.len() <= MAX_CREATED_BY_BYTES).then_some(extension)
     }
 
     fn take(&mut self, kind: u8, value: &[u8]) -> Option<()> {
@@ -258,6 +280,12 @@ impl Extension {
             RESERVE_KIND => self.bound.as_mut()?.reserve = time().filter(|&bytes| bytes <= MAX_VOLUME_SIZE)?,
             FOLDER_KIND => self.bound.as_mut()?.folder = VolumeId(time()?),
             INHERITED_KIND => self.inherited = inherited::decode(value)?,
+            XATTR_KIND => {
+                let (len, rest) = value.split_first()?;
+                let (name, value) = rest.split_at_checked(usize::from(*len))?;
+                let name = String::from_utf8(name.to_vec()).ok().filter(|name| !name.is_empty())?;
+                self.xattrs.insert(name, value.to_vec()).is_none().then_some(())?;
+            }
             FIRST_KEPT_KIND.. => self.unknown.push((kind, value.to_vec())),
             _ => return None,
         }
@@ -311,14 +339,14 @@ pub mod tests {
 
     /// The longest that this version writes.
     pub fn longest() -> Extension {
-        let label = "k".repeat(MAX_LABEL_KEY_BYTES);
-        let value = "v".repeat(MAX_LABELS_BYTES - MAX_LABEL_KEY_BYTES - LABEL_BYTES);
+        // What attributes leave.
+        let label = "k".repeat(MAX_LABELS_BYTES - MAX_XATTRS_BYTES - LABEL_BYTES);
         Extension {
             expires: u64::MAX,
             last_used: 1,
             lease: Some(Lease::Process { pid: u32::MAX, start: u64::MAX, boot: [255; 16] }),
             created_by: "c".repeat(MAX_CREATED_BY_BYTES),
-            labels: BTreeMap::from([(label, value)]),
+            labels: BTreeMap::from([(label, String::new())]),
             writes: WritePolicy { writes: Writes::Compare, zeroes: Zeroes::Holes },
             bound: Some(Bound {
                 account: AccountId(u32::MAX - 1),
@@ -329,6 +357,7 @@ pub mod tests {
             }),
             // Only folders have some, and these have no labels.
             inherited: Inherited::new(),
+            xattrs: BTreeMap::from([("n".repeat(200), vec![255; MAX_XATTRS_BYTES - 200 - LABEL_BYTES])]),
             unknown: Vec::new(),
         }
     }
@@ -364,7 +393,7 @@ pub mod tests {
         let later =
             Extension { unknown: vec![(128, vec![1, 2]), (128, vec![]), (255, vec![3])], ..Extension::default() };
         assert_eq!(trip(&later).as_ref(), Some(&later));
-        for kind in [0, 9, 127] {
+        for kind in [0, 10, 127] {
             assert_eq!(Extension::decode(&mut Reader(&[4, 0, kind, 1, 0, 0])), None, "kind {kind}");
         }
     }
@@ -389,6 +418,11 @@ pub mod tests {
             [&[7, 21, 0, 1, 0, 0, 0, 1][..], &[0; 16]].concat(),
             vec![8, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
             vec![10, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0],
+            vec![9, 0, 0],
+            vec![9, 1, 0, 0],
+            vec![9, 2, 0, 2, b'a'],
+            vec![9, 2, 0, 1, 255],
+            [[9, 3, 0, 1, b'a', b'b'], [9, 3, 0, 1, b'a', b'c']].concat(),
             vec![5, 0, 0],
             vec![5, 1, 0, 0],
             vec![5, 2, 0, 2, b'a'],
@@ -399,5 +433,10 @@ pub mod tests {
         }
         let long = Extension { labels: BTreeMap::from([("k".into(), "v".repeat(MAX_LABELS_BYTES))]), ..longest() };
         assert_eq!(decoded(&Extension { created_by: String::new(), ..long }.fields()), None);
+        let many =
+            Extension { xattrs: [("n".to_string(), vec![1; MAX_XATTRS_BYTES - 4])].into(), ..Default::default() };
+        assert_eq!(decoded(&many.fields()), None);
+        let both = Extension { labels: [("k".to_string(), "v".repeat(61))].into(), ..longest() };
+        assert_eq!(decoded(&Extension { created_by: String::new(), ..both }.fields()), None);
     }
 }

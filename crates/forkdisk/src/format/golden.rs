@@ -211,8 +211,21 @@ fn extension() -> Extension {
             folder: VolumeId(0),
         }),
         inherited: [(CloneProperty::Quota, 1 << 20), (CloneProperty::Expires, 60)].into(),
+        xattrs: [("k".to_string(), vec![0xff])].into(),
         unknown: vec![(0x80, vec![1])],
     }
+}
+
+#[test]
+fn hard_link_slot() {
+    let (state, parent) = (VolumeState::HardLink, VolumeId(6));
+    let slot = DirectorySlot::Volume(VolumeRecord { state, parent, ..VolumeRecord::empty(VolumeId(7), "j", 0) });
+    let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+    slots[0] = Some(&slot);
+    encode_directory_page(&slots, &mut page);
+    assert_example("directory-hard-link", &page);
+    let again = decode_directory_page(&example("directory-hard-link"), PAGES).expect("valid");
+    assert_eq!(again[0], Some(slot));
 }
 
 #[test]
@@ -295,6 +308,7 @@ fn superblock() {
         extensions: false,
         bounds: false,
         folder_bounds: false,
+        links_or_xattrs: false,
         preallocated: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
@@ -503,6 +517,11 @@ fn records_of_extensions() -> Vec<Record> {
     ]
 }
 
+fn records_of_hard_links() -> Vec<Record> {
+    let (file, link) = (VolumeId(6), VolumeId(7));
+    vec![Record::MakeHardLink { id: link, file, name: "j".into() }, Record::TakeName { file, link }]
+}
+
 #[test]
 fn journal_group() {
     let checksum = DataChecksum { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
@@ -517,6 +536,7 @@ fn journal_group() {
     assert_group("journal-group-transaction", &records_of_transactions(), &[]);
     assert_group("journal-group-exchange", &records_of_exchanges(), &[]);
     assert_group("journal-group-extensions", &records_of_extensions(), &[]);
+    assert_group("journal-group-hard-links", &records_of_hard_links(), &[]);
 }
 
 #[track_caller]

@@ -30,8 +30,8 @@ pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_co
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
 pub use extension::{
-    Bound, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES, WritePolicy,
-    Writes, Zeroes,
+    Bound, Extension, LABEL_BYTES, Lease, MAX_CREATED_BY_BYTES, MAX_LABEL_KEY_BYTES, MAX_LABELS_BYTES,
+    MAX_XATTR_NAME_BYTES, WritePolicy, Writes, Zeroes,
 };
 pub use group::{
     DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group, length_of_group,

@@ -171,6 +171,10 @@ records! {
     54 => KeepSnapshots { id: VolumeId = volume, remnant: VolumeId = volume, now: u64 = number, name: String = name },
     /// The extension of a volume or snapshot is this one from now on.
     55 => SetExtension { id: VolumeId = volume, extension: Box<Extension> = extension },
+    /// A further name of a file.
+    57 => MakeHardLink { id: VolumeId = volume, file: VolumeId = volume, name: String = name },
+    /// A file takes the name of one of its hard links, which is removed; its own name is free.
+    58 => TakeName { file: VolumeId = volume, link: VolumeId = volume },
     /// All of these changes or none; see [`is_part`](Record::is_part).
     52 => Transaction { parts: Vec<Record> = parts },
 }
@@ -436,7 +440,7 @@ pub mod tests {
             Record::Delete { ids: vec![v, w] },
             Record::CreateUnnamed { id: v, size: 1 << 50, chunk: 65536, now: 5 },
             Record::NameVolume { id: v, name: name.clone() },
-            Record::Rename { id: v, name },
+            Record::Rename { id: v, name: name.clone() },
             Record::Resize { id: v, size: 12345 },
             Record::SetChunk { id: v, chunk: 4096 },
             Record::CloneRange {
@@ -458,6 +462,8 @@ pub mod tests {
             Record::Flatten { id: v },
             Record::SetExtension { id: v, extension: Box::new(crate::format::extension::tests::longest()) },
             Record::SetExtension { id: v, extension: Box::default() },
+            Record::MakeHardLink { id: v, file: v, name: name.clone() },
+            Record::TakeName { file: v, link: v },
             Record::SetGather { id: v, gather: GatherPolicy::Above(7) },
             Record::Gather {
                 volumes: vec![v, w],

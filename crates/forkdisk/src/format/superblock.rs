@@ -38,6 +38,8 @@ const HAS_EXTENSIONS: u64 = 64;
 const HAS_BOUNDS: u64 = 128;
 /// Incompatible feature: folders may have bounds and quotas.
 const HAS_FOLDER_BOUNDS: u64 = 256;
+/// Incompatible feature: there may be hard links, and extensions may have extended attributes of files.
+const HAS_LINKS_OR_XATTRS: u64 = 512;
 const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
     | HAS_CHECKSUM_UUID
     | HAS_HEARTBEAT
@@ -46,7 +48,8 @@ const KNOWN_FEATURES: u64 = HAS_COUNT_LOG
     | HAS_SPECIAL_FILES
     | HAS_EXTENSIONS
     | HAS_BOUNDS
-    | HAS_FOLDER_BOUNDS;
+    | HAS_FOLDER_BOUNDS
+    | HAS_LINKS_OR_XATTRS;
 /// Shortest and longest interval between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -109,6 +112,8 @@ pub struct Superblock {
     pub bounds: bool,
     /// The same for bounds of folders.
     pub folder_bounds: bool,
+    /// There may be hard links and extended attributes, so that versions that do not know them refuse the pool.
+    pub links_or_xattrs: bool,
     /// Settings of the pool's copier.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -149,6 +154,7 @@ impl Superblock {
             bit(self.extensions, HAS_EXTENSIONS),
             bit(self.bounds, HAS_BOUNDS),
             bit(self.folder_bounds, HAS_FOLDER_BOUNDS),
+            bit(self.links_or_xattrs, HAS_LINKS_OR_XATTRS),
         ];
         out.u64s(&[bit(self.preallocated, IS_PREALLOCATED), features.iter().sum()]);
         for v in [
@@ -232,6 +238,7 @@ impl Superblock {
                 extensions: incompatible & HAS_EXTENSIONS != 0,
                 bounds: incompatible & HAS_BOUNDS != 0,
                 folder_bounds: incompatible & HAS_FOLDER_BOUNDS != 0,
+                links_or_xattrs: incompatible & HAS_LINKS_OR_XATTRS != 0,
                 preallocated: compatible & IS_PREALLOCATED != 0,
                 ..Superblock::fields(uuid, &mut r, copier, count_log)?
             })
@@ -292,6 +299,7 @@ impl Superblock {
             extensions: false,
             bounds: false,
             folder_bounds: false,
+            links_or_xattrs: false,
             preallocated: false,
             copier,
             heartbeat: 0,
@@ -335,6 +343,7 @@ mod tests {
             extensions: true,
             bounds: true,
             folder_bounds: true,
+            links_or_xattrs: true,
             preallocated: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,

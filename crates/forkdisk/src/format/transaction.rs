@@ -33,6 +33,9 @@ impl Record {
                 | Record::Stamp { .. }
                 | Record::Unlink { .. }
                 | Record::Delete { .. }
+                | Record::Rename { .. }
+                | Record::MakeHardLink { .. }
+                | Record::TakeName { .. }
         )
     }
 }

@@ -29,6 +29,8 @@ pub enum VolumeState {
     /// Without a name: removed while it was open, or not finished yet. It is deleted at its last close, or at
     /// the next open of the pool.
     Orphan,
+    /// A further name of a file; `parent` is the file. It has no map.
+    HardLink,
     /// A device that is protected in place; `protects` holds the settings.
     Origin,
 }
@@ -352,6 +354,7 @@ impl VolumeRecord {
             VolumeState::Folder => 4,
             VolumeState::Orphan => 5,
             VolumeState::Origin => 6,
+            VolumeState::HardLink => 8,
         };
         let stamp = self.stamp.as_ref().filter(|_| self.origin_record.is_some());
         let bits = self.flags.to_bits() | u8::from(self.origin_record.is_some()) << 2 | u8::from(stamp.is_some()) << 4;
@@ -402,6 +405,7 @@ impl VolumeRecord {
             4 => VolumeState::Folder,
             5 => VolumeState::Orphan,
             6 => VolumeState::Origin,
+            8 => VolumeState::HardLink,
             _ => return None,
         };
         let level = r.u8()?;
@@ -444,7 +448,8 @@ impl VolumeRecord {
             && slot[ESTIMATED_AT] <= 1
             && is_chunk(chunk)
             && shared_at < MAX_EPOCH
-            && (state != VolumeState::Folder || root.is_absent())
+            && (!matches!(state, VolumeState::Folder | VolumeState::HardLink) || root.is_absent())
+            && (state != VolumeState::HardLink || parent != 0)
             && id != 0;
         if !sound {
             return None;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::catalog::directory::{extensions, remnants};
+use crate::catalog::directory::{extensions, hard_links, remnants};
 use crate::catalog::{Catalog, deletable_expired};
 use crate::device::Device;
 use crate::error::Result;
@@ -50,6 +50,7 @@ impl<D: Device> Pool<D> {
             let mut idle = remnants::idle_remnants(&meta.directory, &ids);
             idle.retain(|id| !ids.contains(id) && !is_in_use(*id));
             ids.extend(idle);
+            let ids = hard_links::with_links(&meta.directory, ids);
             Ok((vec![Record::Delete { ids }], gone))
         });
         let gone = verb.await?;

@@ -5,7 +5,7 @@
 //! Folders are the parts of names before a `/`. A folder exists while something is in it, or if it has a
 //! record, which also keeps its attributes; the record of the root has the empty name.
 
-use crate::catalog::directory::{names, remnants};
+use crate::catalog::directory::{hard_links, names, remnants};
 use crate::catalog::{
     CreateOptions, DUE_CHECKPOINT_PAGES, VolumeInfo, check_chunk, check_gather, check_size, check_volume_name,
     refuse_origin, refuse_with_snapshots, writable_volume,
@@ -46,7 +46,7 @@ impl<D: Device> Pool<D> {
             Some(record) => Ok(Child::Folder(record.attributes, record.created)),
             None if name.is_empty() || directory.has_children(name) => Ok(Child::Folder(None, 0)),
             None if name.contains('@') => Err(missing(name)),
-            None => Ok(Child::Volume(Box::new(self.store.info_of(&meta, &directory.find(name)?.record)))),
+            None => Ok(Child::Volume(Box::new(meta.info_by_name(name, |id| self.store.handles(id))?))),
         }
     }
 
@@ -78,7 +78,7 @@ impl<D: Device> Pool<D> {
     /// `NotFound` if there is no such volume.
     pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
         let meta = self.store.meta.borrow();
-        let ids = meta.directory.snapshots_of(meta.directory.find(volume)?.record.id);
+        let ids = meta.directory.snapshots_of(names::named(&meta.directory, volume)?);
         let seen = ids.into_iter().filter_map(|id| meta.directory.get(id)).filter(|v| !v.pending);
         Ok(seen.map(|v| self.store.info_of(&meta, &v.record)).collect())
     }
@@ -182,7 +182,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Removes a volume or a snapshot (`volume@snapshot`): its name at once, its contents at the last close.
+    /// Removes a volume or a snapshot (`volume@snapshot`): its name at once, its contents at the last close. A file
+    /// with further names keeps these.
     /// Refused for a volume that has snapshots.
     ///
     /// # Errors
@@ -190,10 +191,16 @@ impl<D: Device> Pool<D> {
     /// something needs, `Invalid` for an origin; and those of [changing](crate#errors).
     pub fn remove_file(&self, name: &str) -> Result<()> {
         self.store.note(|meta| {
-            let volume = meta.directory.find(name)?;
-            let id = volume.record.id;
+            let (volume, id) = (meta.directory.find(name)?, names::named(&meta.directory, name)?);
             refuse_with_snapshots(meta, id)?;
+            if id != volume.record.id {
+                return Ok((Record::Delete { ids: vec![id] }, ()));
+            }
             refuse_origin(meta, volume, self.store.handles(volume.record.id))?;
+            let first = hard_links::links_of(&meta.directory, id).next();
+            if let Some(link) = correct!(first, Bug::RemovalIgnoresHardLinks => None) {
+                return Ok((Record::TakeName { file: id, link }, ()));
+            }
             let mut ids = remnants::idle_remnants(&meta.directory, &[id]);
             ids.retain(|&remnant| self.store.handles(remnant) == 0);
             if self.store.handles(id) > 0 {
@@ -204,34 +211,47 @@ impl<D: Device> Pool<D> {
                 });
             }
             ids.push(id);
-            Ok((Record::Delete { ids }, ()))
+            Ok((Record::Delete { ids: hard_links::with_links(&meta.directory, ids) }, ()))
         })?;
         self.upkeep.start_reaping();
         Ok(())
     }
 
-    /// Renames a volume; its snapshots go with it. If a volume has the new name, it is removed in the same
-    /// instant, as by [`remove_file`](Self::remove_file), or without `replace` the rename is refused.
+    /// Renames a volume, or one of the names of a file; the snapshots taken under that name go with it. If a volume has
+    /// the new name, it is removed in the same instant, as by [`remove_file`](Self::remove_file), or without `replace`
+    /// the rename is refused. If both are names of one file, both stay.
     ///
     /// # Errors
     /// `NotFound` if there is no such volume, `Exists` if the new name is taken and not to be replaced,
     /// `Busy` if what has it cannot be removed, `Invalid` for a bad name, `ReadOnly` for a snapshot; and
     /// those of [changing](crate#errors).
     pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
+        let file = |name: &str| self.store.meta.borrow().directory.find(name).map(|volume| volume.record.id);
+        if from != to && replace && file(from)? == file(to).unwrap_or(NO_VOLUME) {
+            return Ok(());
+        }
         self.store.note(|meta| {
-            let id = writable_volume(meta.directory.find(from)?, from)?;
-            let name = to.to_string();
+            writable_volume(meta.directory.find(from)?, from)?;
+            let (id, name) = (names::named(&meta.directory, from)?, to.to_string());
             let old = meta.directory.find(to).ok().filter(|_| replace && !to.contains('@'));
             let Some(old) = old else {
                 meta.directory.check_new(NO_VOLUME, to)?;
                 return Ok((Record::Rename { id, name }, ()));
             };
-            let (replaced, kept) = (old.record.id, self.store.handles(old.record.id) > 0);
+            let replaced = names::named(&meta.directory, to)?;
             if replaced == id {
                 return Ok((Record::Rename { id, name }, ()));
             }
             refuse_with_snapshots(meta, replaced)?;
-            refuse_origin(meta, old, self.store.handles(old.record.id))?;
+            if replaced != old.record.id {
+                return Ok((Record::RenameOver { id, name, replaced, kept: false }, ()));
+            }
+            let kept = self.store.handles(replaced) > 0;
+            refuse_origin(meta, old, self.store.handles(replaced))?;
+            if let Some(link) = hard_links::links_of(&meta.directory, replaced).next() {
+                let parts = vec![Record::TakeName { file: replaced, link }, Record::Rename { id, name }];
+                return Ok((Record::Transaction { parts }, ()));
+            }
             Ok((Record::RenameOver { id, name, replaced, kept }, ()))
         })?;
         self.upkeep.start_reaping();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::catalog::directory::{names, remnants, within_folder};
+use crate::catalog::directory::{hard_links, names, remnants, within_folder};
 use crate::catalog::{
     Catalog, CatalogEntry, ForkOptions, VolumeInfo, check_origin_text, deletable, is_folder, no_such_snapshot,
     plan_fork, writable_volume,
@@ -26,7 +26,7 @@ impl<D: Device> Pool<D> {
         let meta = self.store.meta.borrow();
         refuse_volume(&meta, folder)?;
         let is_volume = |id: VolumeId| {
-            let found = meta.directory.get(id).filter(|v| !v.pending);
+            let found = meta.directory.get(hard_links::file_of(&meta.directory, id)).filter(|v| !v.pending);
             found.is_some_and(|v| v.record.state != VolumeState::Folder)
         };
         let all = names::entries_within(&meta.directory, folder).filter(|&(_, id)| is_volume(id));
@@ -87,14 +87,15 @@ impl<D: Device> Pool<D> {
         let has_some = |meta: &Catalog| -> Result<bool> {
             let volume = meta.directory.find(name)?;
             let is_remnant = name.starts_with(&format!("{}/", remnants::REMNANTS));
-            Ok(!is_remnant && !meta.directory.snapshots_of(writable_volume(volume, name)?).is_empty())
+            writable_volume(volume, name)?;
+            Ok(!is_remnant && !meta.directory.snapshots_of(names::named(&meta.directory, name)?).is_empty())
         };
         if !has_some(&self.store.meta.borrow())? {
             return Ok(());
         }
         self.store.note(|meta| {
-            let record = &meta.directory.find(name)?.record;
-            let (id, remnant) = (record.id, VolumeId(meta.next_id));
+            let id = names::named(&meta.directory, name)?;
+            let (record, remnant) = (&meta.directory.get(id).expect("found").record, VolumeId(meta.next_id));
             let place = remnants::remnant_name(record).filter(|place| meta.directory.find(place).is_err());
             let full = || Error::new(ErrorKind::Busy, format!("{name:?} has snapshots, which cannot be kept apart"));
             Ok((Record::KeepSnapshots { id, remnant, now, name: place.ok_or_else(full)? }, ()))
@@ -290,15 +291,19 @@ type RollbackTarget = (String, VolumeId, VolumeId);
 /// Volumes in a folder with their snapshots of this name.
 fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<RollbackTarget>> {
     refuse_volume(meta, folder)?;
-    let mut targets = Vec::new();
+    let mut targets: Vec<(String, VolumeId, VolumeId)> = Vec::new();
     for (name, id) in names::entries_within(&meta.directory, folder) {
         let Some(from) = names::snapshot_named(&meta.directory, id, snapshot) else { continue };
-        let volume = meta.directory.get(id).expect("it has a snapshot");
+        let file = hard_links::file_of(&meta.directory, id);
+        let volume = meta.directory.get(file).expect("it has a snapshot");
         if volume.record.state == VolumeState::Origin {
             let why = format!("{name:?} is an origin, which is rolled back alone: `rollback {name}@{snapshot}`");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        targets.push((name.to_string(), writable_volume(volume, name)?, from));
+        // One of several names is enough.
+        if targets.iter().all(|(_, target, _)| *target != file) {
+            targets.push((name.to_string(), writable_volume(volume, name)?, from));
+        }
     }
     if targets.is_empty() {
         return Err(no_such_snapshot(folder, snapshot));

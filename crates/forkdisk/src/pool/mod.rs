@@ -5,6 +5,7 @@ mod copying;
 mod expiry;
 mod files;
 mod folders;
+mod hard_links;
 mod info;
 mod links;
 mod origins;
@@ -15,6 +16,7 @@ mod unnamed;
 mod upkeep;
 mod verbs;
 mod volumes;
+mod xattrs;
 
 use std::rc::Rc;
 
@@ -29,6 +31,7 @@ use crate::types::VolumeId;
 use crate::upkeep::Upkeep;
 pub use expiry::Expired;
 pub use files::Child;
+pub use hard_links::MAX_HARD_LINKS;
 
 /// An open pool, for use on one thread (`!Send`). Cheap to clone; all clones are the same pool.
 ///

@@ -39,7 +39,10 @@ impl<D: Device> Pool<D> {
             let used = live.activity(record.id).filter(|activity| activity.opened.get());
             used.map(|activity| activity.counters.read())
         };
-        let seen = meta.directory.iter().filter(|v| v.record.state != VolumeState::Dead && !v.pending);
+        let seen = meta
+            .directory
+            .iter()
+            .filter(|v| !matches!(v.record.state, VolumeState::Dead | VolumeState::HardLink) && !v.pending);
         let mut all: Vec<_> = seen.map(|v| (self.store.info_of(&meta, &v.record), figures(&v.record))).collect();
         all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         all

@@ -2,14 +2,14 @@
 //! acknowledged when it is durable.
 
 use crate::Changes;
-use crate::catalog::directory::remnants;
+use crate::catalog::directory::{hard_links, names, remnants};
 use crate::catalog::{
     Catalog, CreateOptions, ExtensionChanges, VolumeInfo, check_origin_text, check_size, deletable, new_snapshots,
-    writable_volume,
+    writable_volume, xattrs,
 };
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{FileKind, Record, SnapshotFlags, VolumeRecord, VolumeState};
+use crate::format::{Extension, FileKind, Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::map::Stop;
 use crate::planted::correct;
 use crate::space::alloc;
@@ -109,9 +109,17 @@ impl<D: Device> Pool<D> {
                 }
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            of.iter().for_each(|&(source, ..)| commit::record_time(&self.store, meta, source));
+            let files: Vec<VolumeId> =
+                of.iter().map(|&(source, ..)| hard_links::file_of(&meta.directory, source)).collect();
+            files.iter().for_each(|&file| commit::record_time(&self.store, meta, file));
+            let extensions = files.iter().zip(&ids).map(|(&source, &id)| {
+                let xattrs =
+                    correct!(xattrs::of(&meta.directory, source), Bug::SnapshotForgetsXattrs => Default::default());
+                extension.record_of_clone(id, &Extension { xattrs, ..Extension::default() })
+            });
+            let extensions = extensions.collect::<Result<Vec<_>>>()?;
             let mut parts = vec![Record::Snapshot { of, now, flags }];
-            parts.extend(ids.iter().filter_map(|&id| extension.record_of_new(id)));
+            parts.extend(extensions.into_iter().flatten());
             self.store.publish_parts(meta, parts)?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
@@ -262,7 +270,7 @@ impl<D: Device> Pool<D> {
         self.store
             .verb(|meta| {
                 let record = &meta.directory.find(from)?.record;
-                let (id, parent) = (record.id, record.parent);
+                let (id, parent) = (names::named(&meta.directory, from)?, record.parent);
                 let stamp = record.stamp.as_ref().map(|stamp| stamp.device.clone());
                 let path = record.origin_record.as_ref().map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
@@ -317,7 +325,7 @@ impl<D: Device> Pool<D> {
     /// it, `Invalid` for an origin; and those of [changing](crate#errors).
     pub async fn delete(&self, names: &[&str]) -> Result<()> {
         self.store
-            .verb(|meta| {
+            .verb_of_parts(|meta| {
                 for &name in names {
                     self.store.refuse_in_use(meta.directory.find(name)?.record.id, name)?;
                 }
@@ -325,7 +333,11 @@ impl<D: Device> Pool<D> {
                 let mut idle = remnants::idle_remnants(&meta.directory, &ids);
                 idle.retain(|id| !ids.contains(id) && self.store.handles(*id) == 0);
                 ids.extend(idle);
-                Ok((Record::Delete { ids }, ()))
+                let (ids, kept) = hard_links::divided(&meta.directory, ids);
+                // Snapshots go before those of a further name come in their place.
+                let deletion = (!ids.is_empty()).then_some(Record::Delete { ids });
+                let names = kept.into_iter().map(|(file, link)| Record::TakeName { file, link });
+                Ok((deletion.into_iter().chain(names).collect(), ()))
             })
             .await?;
         self.upkeep.start_reaping();

@@ -3,7 +3,7 @@
 use crate::catalog::CatalogEntry;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::VolumeState;
+use crate::format::VolumeState::{Dead, Folder, HardLink};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
@@ -30,8 +30,7 @@ impl<D: Device> Pool<D> {
     /// # Errors
     /// `NotFound` if there is no volume with this number, `Busy` if the device of the origin is not open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
-        let is_there =
-            |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
+        let is_there = |v: &&CatalogEntry| !matches!(v.record.state, Dead | Folder | HardLink) && !v.pending;
         if self.store.meta.borrow().directory.get(id).filter(is_there).is_none() {
             return Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0)));
         }

@@ -210,6 +210,7 @@ fn next_superblock<D: Device>(store: &Store<D>, frozen: &Frozen, counted: Writte
         extensions: true,
         bounds: true,
         folder_bounds: true,
+        links_or_xattrs: true,
         copier: frozen.copier,
         ..old.clone()
     }
@@ -443,6 +444,7 @@ pub async fn activate<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             extensions: correct!(true, Bug::FeatureBitAfterExtension => old.extensions),
             bounds: true,
             folder_bounds: true,
+            links_or_xattrs: true,
             ..old.clone()
         }
     };

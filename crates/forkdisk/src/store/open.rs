@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::catalog::directory::extensions;
+use crate::catalog::directory::{Directory, extensions, hard_links};
 use crate::catalog::{Catalog, Failure, directory, has_folder_bounds, open_accounts};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
@@ -130,6 +130,7 @@ pub async fn format<D: Device>(device: &D, options: &FormatOptions) -> Result<()
         extensions: false,
         bounds: false,
         folder_bounds: false,
+        links_or_xattrs: false,
         preallocated: options.preallocated,
         copier: CopierSettings::default(),
     };
@@ -456,8 +457,10 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
         let extensions = old.extensions && (!clean || extensions::has_some(&store.meta.borrow().directory));
         let bounds = old.bounds && (!clean || extensions::has_bounds(&store.meta.borrow().directory));
         let folder_bounds = old.folder_bounds && (!clean || has_folder_bounds(&store.meta.borrow().directory));
+        let links_or_xattrs = old.links_or_xattrs && (!clean || has_links_or_xattrs(&store.meta.borrow().directory));
         let generation = old.generation + 1;
-        let features = Superblock { transactions, special_files, extensions, bounds, folder_bounds, ..old };
+        let features =
+            Superblock { transactions, special_files, extensions, bounds, folder_bounds, links_or_xattrs, ..old };
         let clean = Superblock { generation, clean, ..features };
         checkpoint_steps::write_superblock(store, &clean).await?;
     } else {
@@ -468,6 +471,10 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
     // Not earlier: until the superblock is marked clean, recovery after a kill needs it.
     super::end_volatile(store);
     heartbeat::end_heartbeat(store).await
+}
+
+fn has_links_or_xattrs(directory: &Directory) -> bool {
+    hard_links::has_some(directory) || extensions::has_xattrs(directory)
 }
 
 /// Whether memory has changes that the last superblock does not lead to.
@@ -516,7 +523,7 @@ pub async fn load_directory<D: Device>(store: &Store<D>) -> Result<()> {
         loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
     }
     let mut meta = store.meta.borrow_mut();
-    let strays = extensions::refuse_strays(&meta.directory);
+    let strays = extensions::refuse_strays(&meta.directory).and_then(|()| hard_links::refuse_strays(&meta.directory));
     strays.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
     meta.directory.take_changed();
     open_accounts(&mut meta);

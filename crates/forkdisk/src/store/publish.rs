@@ -43,7 +43,7 @@ impl<D: Device> Store<D> {
     /// Properties of the volume or snapshot with this name.
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
-        Ok(self.info_of(&meta, &meta.directory.find(name)?.record))
+        meta.info_by_name(name, |id| self.handles(id))
     }
 
     /// Open handles of a volume.

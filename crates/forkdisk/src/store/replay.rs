@@ -244,6 +244,10 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
         let why = "the journal sets the bound of a folder, and the superblock says that there are none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
+    if has_links_or_xattrs(record) && !store.superblock.borrow().links_or_xattrs {
+        let why = "the journal has hard links or extended attributes, and the superblock says that there are none";
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
     if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
         take_place(store, *to, u64::from(*len)).await?;
     }
@@ -269,6 +273,14 @@ fn sets_bound(record: &Record) -> bool {
         Record::Transaction { parts } => parts.iter().any(sets_bound),
         Record::SetExtension { extension, .. } => extension.bound.is_some(),
         _ => false,
+    }
+}
+
+fn has_links_or_xattrs(record: &Record) -> bool {
+    match record {
+        Record::Transaction { parts } => parts.iter().any(has_links_or_xattrs),
+        Record::SetExtension { extension, .. } => !extension.xattrs.is_empty(),
+        record => matches!(record, Record::MakeHardLink { .. }),
     }
 }
 

@@ -61,8 +61,8 @@ pub struct View {
     pub used: u64,
 }
 
-/// All maps: those of volumes, of dead ones from their cursors on. Folders have none; those with an account are there
-/// for what is charged to it.
+/// All maps: those of volumes, of dead ones from their cursors on. Folders and hard links have none; folders with an
+/// account are there for what is charged to it.
 pub fn roots_of(meta: &Catalog) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let from = if record.state == VolumeState::Dead { record.cursor } else { 0 };
@@ -77,9 +77,9 @@ pub fn roots_of(meta: &Catalog) -> Vec<Root> {
         Root { id, entry, level, from, is_dead, kept, referenced, seams, charged }
     };
     let records = meta.directory.iter().map(|volume| &volume.record);
-    let has_root = |record: &&crate::format::VolumeRecord| {
-        let is_bounded = || meta.directory.get(record.id).is_some_and(|folder| folder.bound().is_some());
-        record.state != VolumeState::Folder || is_bounded()
+    let has_root = |record: &&crate::format::VolumeRecord| match record.state {
+        VolumeState::Folder => meta.directory.get(record.id).is_some_and(|folder| folder.bound().is_some()),
+        state => state != VolumeState::HardLink,
     };
     records.filter(has_root).map(root).collect()
 }

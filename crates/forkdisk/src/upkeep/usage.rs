@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::catalog::directory::hard_links;
+use crate::catalog::directory::names::named;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Kind, MapEntry, TableRef};
@@ -53,7 +55,8 @@ impl<D: Device> Upkeep<D> {
         let upkeep = self;
         let ids_of = |names: &Vec<&str>| -> Result<BTreeSet<VolumeId>> {
             let meta = upkeep.store.meta.borrow();
-            names.iter().map(|name| Ok(meta.directory.find(name)?.record.id)).collect()
+            let ids = names.iter().map(|name| named(&meta.directory, name)).collect::<Result<_>>()?;
+            Ok(hard_links::gone_with(&meta.directory, &ids))
         };
         let lists: Vec<BTreeSet<VolumeId>> = lists.iter().map(ids_of).collect::<Result<_>>()?;
         let count = async |walk: &Walk| {

@@ -2,6 +2,7 @@
 //! the engine, after a clean close and after a kill, and the counts on the device equal the references.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod links;
 mod reader;
 
 use std::rc::Rc;
@@ -103,7 +104,9 @@ impl Lab {
         }
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
-        match self.below(28) {
+        // Deletes where the pool is nearly full.
+        let operation = if pool.info().unused < 32 * MIB { 10 } else { self.below(28) };
+        match operation {
             0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
             1 => {
                 let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
@@ -132,8 +135,9 @@ impl Lab {
             }
             10 => {
                 drop(volume);
-                let victims = pool.list().into_iter().map(|v| v.name);
-                let victims: Vec<_> = victims.filter(|v| *v == name || v.starts_with(&format!("{name}@"))).collect();
+                let names = [vec![name.clone()], pool.find(&name).expect("listed").hard_links].concat();
+                let goes = |v: &String| names.iter().any(|name| v.split('@').next() == Some(name));
+                let victims: Vec<_> = pool.names_after("", usize::MAX).into_iter().filter(goes).collect();
                 tasks.run(pool.delete(&victims.iter().map(String::as_str).collect::<Vec<_>>())).expect("deleted");
             }
             11 => tasks.run(pool.checkpoint()).expect("a checkpoint"),
@@ -155,6 +159,20 @@ impl Lab {
                     false => extension.with_diverge(self.below(4).min(1) << 40),
                 };
                 tasks.run(pool.set(&name, &Changes::default().with_extension(extension))).expect("set");
+                let found = pool.find(&name).expect("listed");
+                let value = (!self.random.is_multiple_of(5)).then(|| self.random.to_le_bytes());
+                if !found.is_snapshot() {
+                    pool.set_xattr(found.id, "n", value.as_ref().map(|value| &value[..])).expect("set");
+                    // Removed and renamed as every name, and the source of snapshots.
+                    let further = format!("{name}-{}", self.random % 4);
+                    let is_linked = pool.link_file(found.id, &further).is_ok();
+                    match self.random >> 40 & 3 {
+                        0 if is_linked => drop(tasks.run(pool.snapshot(&[(&further, "of-link")], 3))),
+                        // Refused if it has snapshots.
+                        1 if is_linked => drop(pool.remove_file(&name)),
+                        _ => {}
+                    }
+                }
             }
             26 => {
                 // None at all, or more than a volume of this size can refer to.
@@ -183,6 +201,12 @@ impl Lab {
         });
         let expires = |id: u64| found.expiries.get(&id).copied().unwrap_or(0);
         assert!(listed.iter().all(|v| v.expires == expires(v.id.0)), "{:?}", found.expiries);
+        let xattr = |id: u64| found.xattrs.get(&id);
+        assert!(listed.iter().all(|v| v.xattrs.get("n") == xattr(v.id.0)), "{:?}", found.xattrs);
+        seen.xattrs += usize::from(listed.iter().any(|v| v.is_snapshot() && !v.xattrs.is_empty()));
+        let links = links::names(&found.volumes);
+        assert!(listed.iter().all(|v| v.hard_links == links.get(&v.id.0).cloned().unwrap_or_default()), "{links:?}");
+        seen.linked += links.len();
         let living = |id: &u64| found.volumes.get(id).is_some_and(|v| v.state != 3);
         assert!(found.expiries.keys().all(living), "an extension outlives its volume");
         seen.expiring += usize::from(listed.iter().any(|v| v.expires > 0));
@@ -230,6 +254,8 @@ struct Seen {
     transactions: usize,
     /// How often a volume or snapshot was to expire.
     expiring: usize,
+    xattrs: usize,
+    linked: usize,
     /// Pages that were charged to bounds.
     charged: u64,
     /// How often the journal has wrapped around.
@@ -270,6 +296,8 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
     assert!(seen.witnessed > 0, "no group vouched for data");
     assert!(seen.expiring > 10, "only {} times something expires", seen.expiring);
+    assert!(seen.linked > 10, "only {} files with several names", seen.linked);
+    assert!(seen.xattrs > 10, "only {} times a snapshot has an extended attribute", seen.xattrs);
     assert!(seen.charged > 100, "only {} pages were charged to bounds", seen.charged);
     assert!(seen.transactions > 10, "only {} transactions", seen.transactions);
     assert!(seen.logged > 3 && seen.emptied > 1, "{} logs, emptied {} times", seen.logged, seen.emptied);

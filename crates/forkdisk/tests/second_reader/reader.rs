@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crc32c::{crc32c, crc32c_append};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::links;
+
 pub const PAGE: usize = 4096;
 
 /// Number of a volume's page → number of the pool's page.
@@ -49,6 +51,8 @@ pub struct Pool<'a> {
     page: &'a dyn Fn(u64) -> Vec<u8>,
     sb: Vec<u8>,
     pub volumes: BTreeMap<u64, Volume>,
+    /// The value of an extended attribute of volumes with an extension.
+    pub xattrs: BTreeMap<u64, Vec<u8>>,
     /// When volumes with an extension expire; 0: never.
     pub expiries: BTreeMap<u64, u64>,
     /// Accounts of volumes with a bound, as of the checkpoint: number, limit in bytes, pages charged to it.
@@ -85,8 +89,9 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
     assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
-    // A log of counts, transactions in the journal, special files, extensions, and accounts.
-    let unknown = u64_at(&newest, 40) & !(16 | 32 | 64 | 128);
+    // A log of counts, transactions, special files, extensions, accounts, also of folders, hard links and extended
+    // attributes.
+    let unknown = u64_at(&newest, 40) & !(16 | 32 | 64 | 128 | 256 | 512);
     assert_eq!(unknown, u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
@@ -103,11 +108,12 @@ impl<'a> Pool<'a> {
             replayed,
             witnessed,
             transactions,
+            xattrs: BTreeMap::new(),
             expiries: BTreeMap::new(),
             accounts: BTreeMap::new(),
         };
         pool.directory();
-        let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
+        let alive = pool.volumes.iter().filter(|(_, v)| !matches!(v.state, 3 | 8));
         let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
         for (id, map) in maps {
             pool.volumes.get_mut(&id).unwrap().map = map;
@@ -129,7 +135,7 @@ impl<'a> Pool<'a> {
             1 => v.name.clone(),
             _ => format!("{}@{}", self.volumes[&v.parent].name, v.name),
         };
-        self.volumes.values().filter(|v| v.state != 3).map(|v| (name(v), v)).collect()
+        self.volumes.values().filter(|v| !matches!(v.state, 3 | 8)).map(|v| (name(v), v)).collect()
     }
 
     /// Returns page `number` of a volume, zeroes for a hole.
@@ -164,6 +170,7 @@ impl<'a> Pool<'a> {
                 let (of, len) = (u64_at(slot, 16), usize::from(u16_at(slot, 24)));
                 let fields = &slot[26..26 + len];
                 assert!(self.expiries.insert(of, expiry(fields)).is_none(), "one extension");
+                self.xattrs.extend(field(fields, 9).map(|value| (of, links::xattr(value))));
                 if let Some(bound) = field(fields, 7) {
                     self.accounts.insert(of, (u32_at(bound, 0), u64_at(bound, 4), u64_at(bound, 12)));
                 }
@@ -314,15 +321,19 @@ impl<'a> Pool<'a> {
         if apply {
             self.volumes.get_mut(&id).expect("a record names a volume there is").state = 3;
             self.expiries.remove(&id);
+            self.xattrs.remove(&id);
         }
     }
 
     fn set_extension(&mut self, fields: &mut Fields, apply: bool) {
         let (id, len) = (fields.u64(), fields.u16());
-        let expires = expiry(fields.take(usize::from(len)));
+        let fields = fields.take(usize::from(len));
+        let (expires, value) = (expiry(fields), field(fields, 9).map(links::xattr));
         assert!(u64_at(&self.sb, 40) & 64 != 0, "the superblock says that there may be extensions");
         if apply {
             self.expiries.insert(id, expires);
+            self.xattrs.remove(&id);
+            self.xattrs.extend(value.map(|value| (id, value)));
         }
     }
 
@@ -360,7 +371,7 @@ impl<'a> Pool<'a> {
                 let (_made, count) = (fields.u64(), fields.u32());
                 for _ in 0..count {
                     let (source, id, name) = (fields.u64(), fields.u64(), fields.name());
-                    copy(volumes, source, id, 2, source, name);
+                    copy(volumes, links::file_of(volumes, source), id, 2, source, name);
                 }
             }
             5 => {
@@ -391,14 +402,13 @@ impl<'a> Pool<'a> {
                     v.map.extend(found.range(from..from + len).map(|(page, &at)| (page - from + to, at)));
                 });
             }
-            12 => drop(fields.u64()),
             20 => drop(fields.take(14).len()),
             21 => drop(fields.take(28).len()),
             22 => {
                 let (id, quota) = (fields.u64(), fields.u64());
                 change(volumes, id, &mut |v| v.quota = quota);
             }
-            40 => drop(fields.u64()),
+            12 | 40 => drop(fields.u64()),
             48 => drop((fields.u64(), fields.u8())),
             49 => {
                 let (at, count) = (fields.u64(), fields.u32());
@@ -417,6 +427,8 @@ impl<'a> Pool<'a> {
                 }
             }
             55 => self.set_extension(fields, apply),
+            57 => links::make(volumes, fields.u64(), fields.u64(), fields.name()),
+            58 => links::take_name(volumes, fields.u64(), fields.u64()),
             52 => {
                 assert!(u64_at(&self.sb, 40) & 16 != 0, "the superblock says that there may be transactions");
                 self.transactions += usize::from(apply);

@@ -255,10 +255,15 @@ fn home(planted: Planted) -> Home {
         | FolderRollbackLeavesLast
         | RollbackKeepsSourceAlone
         | SwapInSteps
+        | RemovalIgnoresHardLinks
+        | LoadedHardLinkNotCounted
+        | ForkMakesTwoFiles
         | LiveRollbackNotDurable => Profile::Folders,
         ExtensionOutlivesVolume
         | ExtensionNotCheckpointed
         | FeatureBitAfterExtension
+        | CloneForgetsXattrs
+        | SnapshotForgetsXattrs
         | ExpiryIgnoresRenewal
         | ExpiryIgnoresClients => Profile::Lifetimes,
         ComparesFirstSector | DropsWholeWrite | ZeroesNeitherWrittenNorUnmapped => Profile::Comparing,

@@ -45,6 +45,8 @@ pub enum Control {
     Usurp(Key, Key),
     /// A volume or snapshot gets a lifetime.
     SetLifetime(Key, Lifetime),
+    /// An extended attribute of a volume gets a value; 0: it is removed.
+    SetXattr(Key, u32),
     /// The new volumes or snapshots of another operation have a lifetime.
     WithLifetime(Box<Control>, Lifetime),
 }
@@ -153,11 +155,14 @@ impl Model {
                 self.volumes.get_mut(key).expect("a volume").properties = *properties;
             }
             Control::SetLifetime(key, lifetime) => {
-                self.volumes.get_mut(key).expect("a volume or snapshot").lifetime = *lifetime;
+                set_lifetime(self.volumes.get_mut(key).expect("a volume or snapshot"), *lifetime);
             }
+            Control::SetXattr(key, xattr) => self.volumes.get_mut(key).expect("a volume").lifetime.xattr = *xattr,
             Control::WithLifetime(inner, lifetime) => {
                 self.apply(&Pending { control: (**inner).clone(), ..pending.clone() });
-                keys.iter().for_each(|key| self.volumes.get_mut(key).expect("just made").lifetime = *lifetime);
+                for key in keys {
+                    set_lifetime(self.volumes.get_mut(key).expect("just made"), *lifetime);
+                }
             }
             Control::Snapshot(sources) | Control::SnapshotFolder(sources) => {
                 let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
@@ -250,7 +255,8 @@ impl Model {
         let mut kin = source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
         kin.insert(key);
         let properties = source.map_or_else(Properties::default, |source| self.properties_of_clone(source));
-        let (shared, instant, lifetime) = (false, None, Lifetime::default());
+        let xattr = source.map_or(0, |source| self.volumes[&source].lifetime.xattr);
+        let (shared, instant, lifetime) = (false, None, Lifetime { xattr, ..Lifetime::default() });
         self.volumes
             .insert(key, Volume { name, of, size, properties, lifetime, shared, kin, content, flushed, instant });
     }
@@ -362,4 +368,9 @@ impl Model {
             }
         }
     }
+}
+
+/// Sets a lifetime and the label; the extended attribute stays.
+fn set_lifetime(volume: &mut Volume, lifetime: Lifetime) {
+    volume.lifetime = Lifetime { xattr: volume.lifetime.xattr, ..lifetime };
 }

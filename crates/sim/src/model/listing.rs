@@ -31,13 +31,15 @@ impl Properties {
     }
 }
 
-/// When a volume or snapshot expires, and a label. Most histories have the default for all of them.
+/// When a volume or snapshot expires, a label, and an extended attribute. Most histories have the default for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
     /// Seconds since 1970; 0: it does not expire.
     pub expires: u64,
     /// The value of the label; 0: there is none.
     pub label: u32,
+    /// The value of an extended attribute, which copies have, too; 0: there is none.
+    pub xattr: u32,
 }
 
 /// A volume or snapshot as it is listed.

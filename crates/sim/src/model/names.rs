@@ -28,6 +28,8 @@ pub struct Entry {
     pub filled: u32,
     /// Kind of a file.
     pub kind: FileKind,
+    /// Which file it is: names with the same number are hard links of each other. 0 for folders.
+    pub file: u32,
 }
 
 impl Entry {
@@ -39,6 +41,13 @@ impl Entry {
 
 /// All names at one instant.
 pub type Tree = BTreeMap<String, Entry>;
+
+/// For each name the index of the first name of the same file.
+fn first_names(tree: &Tree) -> Vec<usize> {
+    let mut first = BTreeMap::new();
+    let all = tree.values().enumerate();
+    all.map(|(i, entry)| if entry.folder { i } else { *first.entry(entry.file).or_insert(i) }).collect()
+}
 
 /// Whether there is anything in a folder.
 pub fn has_children(tree: &Tree, folder: &str) -> bool {
@@ -113,7 +122,8 @@ impl Names {
     pub fn settle(&mut self, found: &Tree) -> Result<(), Bad> {
         let is_it = |tree: &&Tree| {
             let all = tree.iter().zip(found);
-            tree.len() == found.len() && all.into_iter().all(|(a, b)| a.0 == b.0 && a.1.seen() == b.1.seen())
+            let is_same = |(a, b): ((&String, &Entry), (&String, &Entry))| a.0 == b.0 && a.1.seen() == b.1.seen();
+            tree.len() == found.len() && all.into_iter().all(is_same) && first_names(tree) == first_names(found)
         };
         let empty = Tree::new();
         let first = self.states.is_empty().then_some(&empty);
@@ -126,9 +136,12 @@ impl Names {
             let wrong: Vec<String> =
                 wrong.map(|name| format!("{name}: {:?}, last {:?}", tell(found, name), tell(&last, name))).collect();
             let what = format!(
-                "the names are in none of {} states since what was durable (folder, mark, bytes, kind): {}",
+                "the names are in none of {} states since what was durable (folder, mark, bytes, kind): {}; of one \
+                 file are {:?}, last {:?}",
                 self.states.len(),
-                wrong.join("; ")
+                wrong.join("; "),
+                first_names(found),
+                first_names(&last)
             );
             return Err(Bad { promise: "P4", what });
         };
@@ -142,7 +155,7 @@ mod tests {
     use super::*;
 
     fn tree(names: &[&str]) -> Tree {
-        let entry = Entry { folder: true, mark: 1, size: 0, filled: 0, kind: FileKind::File };
+        let entry = Entry { folder: true, mark: 1, size: 0, filled: 0, kind: FileKind::File, file: 0 };
         names.iter().map(|name| (name.to_string(), entry)).collect()
     }
 
@@ -183,6 +196,18 @@ mod tests {
         assert!(left(&names, &["a"]));
         names.kept(4);
         assert!(left(&names, &["c"]) && !left(&names, &["b"]));
+    }
+
+    #[test]
+    fn names_of_one_file_are_not_those_of_two() {
+        let file = |file| Entry { folder: false, mark: 1, size: 0, filled: 0, kind: FileKind::File, file };
+        let tree =
+            |files: [u32; 3]| Tree::from_iter(["a", "b", "c"].map(String::from).into_iter().zip(files.map(file)));
+        let mut names = Names::default();
+        names.push(1, tree([5, 6, 5]));
+        names.flushed(2);
+        assert!(names.clone().settle(&tree([1, 2, 1])).is_ok());
+        assert!(names.clone().settle(&tree([1, 2, 3])).is_err() && names.settle(&tree([1, 1, 2])).is_err());
     }
 
     #[test]

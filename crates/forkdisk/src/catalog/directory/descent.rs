@@ -4,6 +4,7 @@ use crate::format::{NO_VOLUME, VolumeRecord, VolumeState};
 use crate::types::VolumeId;
 
 use super::super::{CatalogEntry, Directory};
+use super::hard_links::file_of;
 
 /// Notes that a volume was cloned from `source`.
 pub fn descend(directory: &mut Directory, id: VolumeId, source: VolumeId) {
@@ -19,7 +20,8 @@ pub fn descend(directory: &mut Directory, id: VolumeId, source: VolumeId) {
 /// of or cloned from, and no longer have an origin with a name.
 pub(super) fn inherit_source(directory: &mut Directory, id: VolumeId) {
     let record = &directory.get(id).expect("an existing volume").record;
-    let above = if record.state == VolumeState::Snapshot { record.parent } else { record.source };
+    let is_snapshot = record.state == VolumeState::Snapshot;
+    let above = if is_snapshot { file_of(directory, record.parent) } else { record.source };
     let heirs: Vec<VolumeId> = clones_of(directory, id).collect();
     for heir in heirs {
         descend(directory, heir, if above == heir { NO_VOLUME } else { above });
@@ -48,7 +50,7 @@ pub fn ancestor<'a>(directory: &'a Directory, record: &VolumeRecord) -> Option<&
 pub fn line_of(directory: &Directory, id: VolumeId, most: usize) -> Vec<String> {
     let volume_of = |id: VolumeId| {
         let record = &directory.get(id)?.record;
-        let volume = if record.state == VolumeState::Snapshot { record.parent } else { id };
+        let volume = if record.state == VolumeState::Snapshot { file_of(directory, record.parent) } else { id };
         directory.get(volume)
     };
     let (mut line, mut names, mut next) = (Vec::new(), Vec::new(), volume_of(id));

@@ -113,6 +113,11 @@ pub fn has_bounds(directory: &Directory) -> bool {
     directory.iter().any(|volume| volume.bound().is_some())
 }
 
+/// Whether a file or folder has extended attributes.
+pub fn has_xattrs(directory: &Directory) -> bool {
+    directory.iter().filter_map(|volume| volume.extension()).any(|extension| !extension.xattrs.is_empty())
+}
+
 /// Stores how many pages are charged to a volume with a bound.
 pub fn set_charged(directory: &mut Directory, id: VolumeId, pages: u64) {
     if let Some(bound) = bound_mut(directory, id) {

@@ -5,6 +5,7 @@
 
 pub mod descent;
 pub mod extensions;
+pub mod hard_links;
 pub mod names;
 pub mod remnants;
 pub mod within;
@@ -118,6 +119,8 @@ pub struct Directory {
     tails: BTreeSet<VolumeId>,
     /// Volumes with a gather policy.
     gathering: BTreeSet<VolumeId>,
+    /// Pairs of a file and a hard link of it.
+    hard_links: BTreeSet<(VolumeId, VolumeId)>,
     /// What the extensions of volumes say, and those that were loaded before their volumes.
     extensions: Extensions,
     /// Volumes in bounded folders with changes that the sums of these do not have yet.
@@ -134,7 +137,10 @@ impl Directory {
     fn place(&mut self, record: VolumeRecord, slot: u64) {
         self.names_version += 1;
         if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
-            self.names.insert((record.parent, record.name.clone()), record.id);
+            self.names.insert((scope_of(&record), record.name.clone()), record.id);
+        }
+        if record.state == VolumeState::HardLink {
+            hard_links::note(self, record.parent, record.id);
         }
         self.by_slot.insert(slot, record.id);
         if record.source != NO_VOLUME {
@@ -249,7 +255,10 @@ impl Directory {
                         return Err(format!("volume {} is there twice", record.id.0));
                     }
                     let id = record.id;
-                    self.place(record, slot);
+                    correct!(
+                        self.place(record, slot),
+                        Bug::LoadedHardLinkNotCounted => hard_links::place_uncounted(self, record, slot)
+                    );
                     extensions::join_volume(self, id);
                 }
             }
@@ -289,8 +298,9 @@ impl Directory {
 
     /// Marks a volume as dead: its name is free. That is durable once the journal is up to `until`.
     pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
-        let parent = self.get(id).expect("an existing volume").record.parent;
-        let remains = extensions::remains(self.get(id).expect("an existing volume"));
+        let entry = self.get(id).expect("an existing volume");
+        let (parent, of, remains) = (scope_of(&entry.record), entry.record.parent, extensions::remains(entry));
+        self.hard_links.remove(&(of, id));
         correct!(extensions::set(self, id, remains), Bug::ExtensionOutlivesVolume => ());
         descent::inherit_source(self, id);
         self.unname(id);
@@ -333,7 +343,7 @@ impl Directory {
     fn unname(&mut self, id: VolumeId) {
         self.names_version += 1;
         let volume = self.change(id).expect("an existing volume");
-        let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
+        let key = (scope_of(&volume.record), std::mem::take(&mut volume.record.name));
         if self.names.get(&key) == Some(&id) {
             self.names.remove(&key);
         }
@@ -355,7 +365,7 @@ impl Directory {
         let volume = volume.expect("an existing volume");
         let name: Arc<str> = name.into();
         let old = std::mem::replace(&mut volume.record.name, name.clone());
-        let parent = volume.record.parent;
+        let parent = scope_of(&volume.record);
         self.names.remove(&(parent, old));
         self.names.insert((parent, name), id);
     }
@@ -412,6 +422,11 @@ impl Directory {
     pub fn pages(&self) -> u64 {
         self.slots.div_ceil(SLOTS_PER_PAGE as u64)
     }
+}
+
+/// The volume among whose snapshots the name of this is; none for the name of a volume.
+fn scope_of(record: &VolumeRecord) -> VolumeId {
+    if record.state == VolumeState::Snapshot { record.parent } else { NO_VOLUME }
 }
 
 /// Takes the lowest free slot; its page goes into the next checkpoint.

@@ -8,6 +8,7 @@ use crate::names::{NAME_MARKS, escape_name, has_sound_escapes, is_name_character
 use crate::types::VolumeId;
 
 use super::super::{CatalogEntry, Directory, check_origin_text};
+use super::hard_links::file_of;
 use super::remnants::{REMNANTS, kept_snapshot, kept_within, remnants_of};
 
 /// Begins names that no volume can have.
@@ -40,24 +41,8 @@ impl Directory {
 
     /// Returns `volume` or `volume@snapshot`, if it exists and is visible.
     pub fn find(&self, name: &str) -> Result<&CatalogEntry> {
-        let not_found = |text: String| Error::new(ErrorKind::NotFound, text);
-        let missing = || not_found(format!("there is no volume or snapshot {name:?}"));
-        let is_folder = |volume: &str| not_found(format!("{volume:?} is a folder, not a volume"));
-        let (volume, snapshot) = match name.split_once('@') {
-            Some((v, s)) => (v, Some(s)),
-            None => (name, None),
-        };
-        let kept = || snapshot.and_then(|snapshot| kept_snapshot(self, volume, snapshot));
-        let Some(mut id) = self.names.get(&(NO_VOLUME, volume.into())).copied().or_else(kept) else {
-            return Err(if self.has_children(volume) && !volume.is_empty() { is_folder(volume) } else { missing() });
-        };
-        if let Some(snapshot) = snapshot.filter(|_| !self.is_snapshot(id)) {
-            id = self.names.get(&(id, snapshot.into())).copied().or_else(kept).ok_or_else(missing)?;
-        }
-        match self.get(id).filter(|v| !v.pending) {
-            Some(v) if v.record.state == VolumeState::Folder => Err(is_folder(volume)),
-            found => found.ok_or_else(missing),
-        }
+        let id = file_of(self, named(self, name)?);
+        Ok(self.get(id).expect("found just now"))
     }
 
     /// Returns the record of a folder, if it has one; the root's name is empty.
@@ -114,6 +99,30 @@ impl Directory {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the number of `volume` or `volume@snapshot`, if it exists and is visible; that of a hard link, not of its
+/// file.
+pub fn named(directory: &Directory, name: &str) -> Result<VolumeId> {
+    let not_found = |text: String| Error::new(ErrorKind::NotFound, text);
+    let missing = || not_found(format!("there is no volume or snapshot {name:?}"));
+    let is_folder = |volume: &str| not_found(format!("{volume:?} is a folder, not a volume"));
+    let (volume, snapshot) = match name.split_once('@') {
+        Some((v, s)) => (v, Some(s)),
+        None => (name, None),
+    };
+    let kept = || snapshot.and_then(|snapshot| kept_snapshot(directory, volume, snapshot));
+    let Some(mut id) = directory.names.get(&(NO_VOLUME, volume.into())).copied().or_else(kept) else {
+        let is_one = directory.has_children(volume) && !volume.is_empty();
+        return Err(if is_one { is_folder(volume) } else { missing() });
+    };
+    if let Some(snapshot) = snapshot.filter(|_| !directory.is_snapshot(id)) {
+        id = directory.names.get(&(id, snapshot.into())).copied().or_else(kept).ok_or_else(missing)?;
+    }
+    match directory.get(file_of(directory, id)).filter(|v| !v.pending) {
+        Some(v) if v.record.state == VolumeState::Folder => Err(is_folder(volume)),
+        found => found.map(|_| id).ok_or_else(missing),
     }
 }
 
@@ -220,7 +229,8 @@ pub fn within_folder<'a>(directory: &'a Directory, folder: &'a str) -> impl Iter
 fn volumes_after<'a>(directory: &'a Directory, after: &str) -> impl Iterator<Item = (&'a str, VolumeId)> + use<'a> {
     let behind = directory.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
     let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
-    all.filter(|(_, id)| directory.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
+    let is_visible = |id| directory.get(id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder);
+    all.filter(move |(_, id)| is_visible(file_of(directory, *id)))
 }
 
 /// Returns names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its
@@ -267,7 +277,7 @@ fn next_child<'a>(directory: &'a Directory, folder: &str, from: &str) -> Option<
         if *parent != NO_VOLUME || !name.starts_with(&prefix) {
             return Some(None);
         }
-        let volume = directory.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+        let volume = directory.get(file_of(directory, *id)).filter(|v| !v.pending && !name.is_empty())?;
         let rest = &name[prefix.len()..];
         Some(Some(match rest.split_once('/') {
             Some((child, _)) => (child, Found::Inside),

@@ -35,7 +35,7 @@ pub fn fresh(mode: u32, uid: u32, gid: u32) -> Attributes {
 }
 
 /// Ignores that a full pool has no space for a change.
-fn unless_full(changed: forkdisk::Result<()>) -> forkdisk::Result<()> {
+pub(super) fn unless_full(changed: forkdisk::Result<()>) -> forkdisk::Result<()> {
     changed.or_else(|error| if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) })
 }
 
@@ -93,7 +93,7 @@ impl<D: Device> Volumes<D> {
     pub(super) fn volume_attr(&self, info: &VolumeInfo) -> Attr {
         let a = self.known_or_default(info.attributes, 0o644, info.created);
         let mode = if info.is_snapshot() { a.mode & !WRITE_BITS } else { a.mode };
-        let nlink = u32::from(!info.name.is_empty());
+        let nlink = u32::from(!info.name.is_empty()) + info.hard_links.len() as u32;
         let blocks = info.referenced / 512;
         Attr { mode, nlink, size: info.size, blocks, ..attr(info.id.0 * 2 + 1, a.kind().into(), &a) }
     }
@@ -151,7 +151,8 @@ impl<D: Device> Volumes<D> {
         }
         if let Some(size) = set.size {
             if size < volume.size() {
-                self.check_unused(&volume.info().name)?;
+                let info = volume.info();
+                [&info.name].into_iter().chain(&info.hard_links).try_for_each(|name| self.check_unused(name))?;
             }
             volume.set_size(size).await?;
             self.tell(volume.id(), 0, 0).await;

@@ -1,7 +1,8 @@
-//! Symbolic links, FIFOs and sockets, and files that get their name when they are complete (`O_TMPFILE`).
+//! Symbolic links, FIFOs and sockets, hard links, and files that get their name when they are complete (`O_TMPFILE`).
 
-use forkdisk::{CreateOptions, Device, FileKind};
+use forkdisk::{Attributes, CreateOptions, Device, FileKind, MAX_HARD_LINKS};
 
+use super::attributes::unless_full;
 use super::nodes::{Node, parent};
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Header, Kind, Reply};
@@ -46,17 +47,24 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Created(entry, handle, flags))
     }
 
-    /// Gives a file without a name its name. There are no further names of files.
+    /// Gives a file a further name, or its first.
     pub(super) fn give_name(&self, number: u64, folder: u64, name: &str) -> Outcome {
         let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EPERM)) };
         let volume = self.pool.volume_by_id(id)?;
         let info = volume.info();
-        if !info.name.is_empty() || info.is_snapshot() {
+        if info.is_snapshot() || info.is_origin() {
             return Err(Failed(libc::EPERM));
         }
         let path = self.path_in(folder, name)?;
         let attributes = self.known_or_default(info.attributes, 0o644, info.created);
-        self.pool.name_file(&volume, &path, attributes)?;
+        if info.name.is_empty() {
+            self.pool.name_file(&volume, &path, attributes)?;
+        } else if info.hard_links.len() + 1 >= MAX_HARD_LINKS {
+            return Err(Failed(libc::EMLINK));
+        } else {
+            self.pool.link_file(id, &path)?;
+            unless_full(self.pool.set_attributes(id, Attributes { changed: now().as_nanos(), ..attributes }))?;
+        }
         self.touch_folder(parent(&path))?;
         self.entry(Node::Volume(id), self.valid()).map(Reply::Entry)
     }

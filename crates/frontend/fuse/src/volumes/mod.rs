@@ -175,6 +175,8 @@ fn changes_names(operation: &Operation) -> bool {
             | RemoveFolder { .. }
             | Rename { .. }
             | Create { .. }
+            | SetXattr { .. }
+            | RemoveXattr { .. }
             | Allocate { .. }
             | CopyRange { .. }
     )
@@ -293,7 +295,7 @@ impl<D: Device> Volumes<D> {
                 Ok(Reply::Done)
             }
             Operation::StatFs => Ok(self.stat_fs()),
-            Operation::SetXattr { name, value, .. } => self.set_xattr(node, &name, &value).await,
+            Operation::SetXattr { name, value, flags } => self.set_xattr(node, &name, &value, flags).await,
             Operation::GetXattr { name, size } => self.get_xattr(node, &name, size),
             Operation::ListXattr { size } => self.list_xattr(node, size),
             Operation::RemoveXattr { name } => self.remove_xattr(node, &name),

@@ -56,6 +56,10 @@ impl<D: Device> Volumes<D> {
                     None => None,
                 }
             }
+            Operation::SetXattr { name, value, .. } if self.has_xattr(header.node, name, Some(value))? => {
+                Some(Reply::Done)
+            }
+            Operation::RemoveXattr { name } if self.has_xattr(header.node, name, None)? => Some(Reply::Done),
             Operation::MakeFolder { name, .. } if is_there(folder, name) => {
                 Some(Reply::Entry(match self.holds_snapshots(folder) {
                     // The kernel expects a folder here.

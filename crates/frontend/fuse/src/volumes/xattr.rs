@@ -1,19 +1,31 @@
-//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Only the chunk and
-//! policies can be set. No other attributes are stored.
+//! Extended attributes: `user.NAME`, which a file or folder stores for programs, and a volume's properties, as
+//! `user.forkdisk.PROPERTY`, of which only the chunk and policies can be set. No other attributes are stored.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use forkdisk::{Changes, Device, ExtensionChanges, GatherPolicy, VolumeInfo, Writes, Zeroes};
+use forkdisk::{
+    Attributes, Changes, Child, Device, ExtensionChanges, FileKind, GatherPolicy, VolumeId, VolumeInfo, Writes, Zeroes,
+};
 
+use super::attributes::{fresh, unless_full};
 use super::nodes::Node;
-use super::{Failed, Outcome, Volumes};
+use super::{Failed, Outcome, Volumes, now};
 use crate::codec::Reply;
 
 const PREFIX: &str = "user.forkdisk.";
 /// Properties of a folder; the last two can only be read.
 const FOLDER_PROPERTIES: [&str; 4] = ["diverge", "quota", "diverged", "referenced"];
-/// The only attribute that is listed: programs that copy files try to set all listed ones, and a copy has this one.
+const STORED: &str = "user.";
+/// The only property that is listed: programs that copy files try to set all listed ones, and a copy has this one.
 const CHUNK: &str = "user.forkdisk.chunk";
+
+/// The name of a stored attribute without its prefix; `None` if attributes of this name are not stored.
+fn stored(name: &str) -> Option<&str> {
+    // Replaced bytes that are no text.
+    let is_text = !name.contains(char::REPLACEMENT_CHARACTER);
+    name.strip_prefix(STORED).filter(|_| is_text && !name.starts_with(PREFIX))
+}
 
 impl<D: Device> Volumes<D> {
     fn property(&self, number: u64, name: &str) -> Outcome<Option<String>> {
@@ -28,17 +40,43 @@ impl<D: Device> Volumes<D> {
         }
     }
 
+    /// The stored attributes of a file, snapshot or folder.
+    fn xattrs(&self, number: u64) -> Outcome<BTreeMap<String, Vec<u8>>> {
+        Ok(match self.node(number)? {
+            Node::Volume(id) => self.pool.xattrs(id),
+            Node::Folder(path) => self.pool.number_of(&path).map(|id| self.pool.xattrs(id)).unwrap_or_default(),
+            _ => BTreeMap::new(),
+        })
+    }
+
     pub(super) fn get_xattr(&self, number: u64, name: &str, size: u32) -> Outcome {
-        let value = self.property(number, name)?.ok_or(Failed(libc::ENODATA))?;
-        sized(value.into_bytes(), size)
+        let value = match stored(name) {
+            Some(name) => self.xattrs(number)?.remove(name),
+            None => self.property(number, name)?.map(String::into_bytes),
+        };
+        sized(value.ok_or(Failed(libc::ENODATA))?, size)
     }
 
     pub(super) fn list_xattr(&self, number: u64, size: u32) -> Outcome {
-        let names = if matches!(self.node(number)?, Node::Volume(_)) { format!("{CHUNK}\0") } else { String::new() };
+        let mut names: String = self.xattrs(number)?.keys().map(|name| format!("{STORED}{name}\0")).collect();
+        if let Node::Volume(id) = self.node(number)?
+            && self.pool.volume_by_id(id)?.info().attributes.is_none_or(|a| a.kind() == FileKind::File)
+        {
+            names += CHUNK;
+            names.push('\0');
+        }
         sized(names.into_bytes(), size)
     }
 
-    pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
+    pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8], flags: u32) -> Outcome {
+        if let Some(name) = stored(name) {
+            let is_there = self.xattrs(number)?.contains_key(name);
+            match flags as i32 {
+                libc::XATTR_CREATE if is_there => return Err(Failed(libc::EEXIST)),
+                libc::XATTR_REPLACE if !is_there => return Err(Failed(libc::ENODATA)),
+                _ => return self.store_xattr(number, name, Some(value)),
+            }
+        }
         let of_folder = name.strip_prefix(PREFIX).is_some_and(|name| FOLDER_PROPERTIES.contains(&name));
         let object = match self.node(number)? {
             Node::Volume(id) => self.pool.volume_by_id(id)?.name(),
@@ -68,8 +106,51 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) fn remove_xattr(&self, number: u64, name: &str) -> Outcome {
-        let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::ENODATA };
-        Err(Failed(errno))
+        match stored(name) {
+            Some(name) if self.xattrs(number)?.contains_key(name) => self.store_xattr(number, name, None),
+            None if self.property(number, name)?.is_some() => Err(Failed(libc::EPERM)),
+            _ => Err(Failed(libc::ENODATA)),
+        }
+    }
+
+    /// Whether a stored attribute has this value, or is not there.
+    pub(super) fn has_xattr(&self, number: u64, name: &str, value: Option<&[u8]>) -> Outcome<bool> {
+        let Some(name) = stored(name) else { return Ok(false) };
+        Ok(self.xattrs(number)?.get(name).map(Vec::as_slice) == value)
+    }
+
+    /// Sets or removes a stored attribute, and the time of the last change of the file or folder.
+    fn store_xattr(&self, number: u64, name: &str, value: Option<&[u8]>) -> Outcome {
+        let (id, attributes) = match self.node(number)? {
+            Node::Volume(id) => {
+                let info = self.pool.volume_by_id(id)?.info();
+                let known = self.known_or_default(info.attributes, 0o644, info.created);
+                if !matches!(known.kind(), FileKind::File) {
+                    return Err(Failed(libc::EPERM));
+                }
+                (id, known)
+            }
+            Node::Folder(path) => self.recorded_folder(&path)?,
+            Node::Snapshots(_) | Node::Kept(..) => return Err(Failed(libc::EROFS)),
+            Node::Phantom | Node::Removed => return Err(Failed(libc::ENOENT)),
+        };
+        self.pool.set_xattr(id, name, value)?;
+        unless_full(self.pool.set_attributes(id, Attributes { changed: now().as_nanos(), ..attributes }))?;
+        Ok(Reply::Done)
+    }
+
+    /// The number and the attributes of a folder, which gets a record if it has none.
+    fn recorded_folder(&self, path: &str) -> Outcome<(VolumeId, Attributes)> {
+        let Child::Folder(known, created) = self.pool.child(path)? else { return Err(Failed(libc::ESTALE)) };
+        let attributes = match known {
+            Some(_) => self.known_or_default(known, 0o755, created),
+            None => {
+                let new = fresh(0o755, self.options.uid, self.options.gid);
+                self.pool.set_folder_attributes(path, new, now().seconds as u64)?;
+                new
+            }
+        };
+        Ok((self.pool.number_of(path)?, attributes))
     }
 }
 
@@ -151,6 +232,18 @@ fn parse_size(text: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_programs_name_is_stored_and_nothing_else() {
+        for (name, is_stored) in
+            [("user.a", Some("a")), ("user.a.b", Some("a.b")), ("user.forkdisk", Some("forkdisk")), ("user.", Some(""))]
+        {
+            assert_eq!(stored(name), is_stored);
+        }
+        for name in ["user.forkdisk.chunk", "user.forkdisk.x", "security.a", "trusted.a", "system.a", "user.\u{fffd}"] {
+            assert_eq!(stored(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

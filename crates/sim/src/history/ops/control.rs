@@ -33,6 +33,7 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
             | Control::CloneAll(..)
             | Control::Set(..)
             | Control::SetLifetime(..)
+            | Control::SetXattr(..)
     );
     let rollback = matches!(control, Control::Rollback(..) | Control::RollbackAll(_));
     let of_folder = control.is_of_folder();
@@ -92,7 +93,9 @@ pub fn control<F: Future<Output = Result<(), Error>> + 'static>(
 pub fn touched(run: &Run, control: &Control) -> Vec<Key> {
     let keys = match control.inner() {
         Control::WithLifetime(..) | Control::Create(..) | Control::CreateAll(..) => Vec::new(),
-        Control::CloneAll(key, _) | Control::Set(key, _) | Control::SetLifetime(key, _) => vec![*key],
+        Control::CloneAll(key, _) | Control::Set(key, _) | Control::SetLifetime(key, _) | Control::SetXattr(key, _) => {
+            vec![*key]
+        }
         Control::Snapshot(sources) | Control::SnapshotFolder(sources) | Control::Fork(sources) => {
             sources.iter().map(|s| s.0).collect()
         }

@@ -43,19 +43,33 @@ pub static DELETE_EXPIRED: Operation<Volumes> = Operation {
     launch: delete_expired,
 };
 
+/// Sets or removes an extended attribute, as a mount does.
+pub static SET_XATTR: Operation<Volumes> = Operation {
+    name: "set-xattr",
+    weight: |profile| match profile {
+        Lifetimes => 16,
+        _ => 0,
+    },
+    launch: set_xattr,
+};
+
+/// The name of the extended attribute.
+const XATTR: &str = "sim";
+
 /// The key of the label.
 const LABEL: &str = "sim/label";
 
 /// Returns what the pool shows of a lifetime.
 pub fn lifetime_of(info: &VolumeInfo) -> Lifetime {
     let label = info.labels.get(LABEL).and_then(|value| value.parse().ok()).unwrap_or(0);
-    Lifetime { expires: info.expires, label }
+    let value = info.xattrs.get(XATTR).and_then(|value| <[u8; 4]>::try_from(&value[..]).ok());
+    Lifetime { expires: info.expires, label, xattr: value.map_or(0, u32::from_le_bytes) }
 }
 
 fn drawn(run: &Run, op: &Op) -> Lifetime {
     let mut rng = Rng::new(op.draws[1]);
     let expires = if rng.one_in(4) { 0 } else { run.world.seconds + 1 + rng.below(12) };
-    Lifetime { expires, label: if rng.one_in(3) { 0 } else { op.number } }
+    Lifetime { expires, label: if rng.one_in(3) { 0 } else { op.number }, xattr: 0 }
 }
 
 fn changes(lifetime: Lifetime) -> ExtensionChanges {
@@ -70,6 +84,19 @@ fn set_lifetime(run: &mut Run, op: &Op) -> Result<(), Violation> {
         let (pool, name) = (run.session.pool.clone(), run.known.model.name(key));
         (format!("set {name} {lifetime:?}"), async move {
             pool.set(&name, &Changes::default().with_extension(changes(lifetime))).await
+        })
+    })
+}
+
+fn set_xattr(run: &mut Run, op: &Op) -> Result<(), Violation> {
+    let Some(key) = drawn_volume(run, op) else { return Ok(()) };
+    let value = if Rng::new(op.draws[1]).one_in(3) { 0 } else { op.number };
+    control(run, Control::SetXattr(key, value), |run| {
+        let (pool, name) = (run.session.pool.clone(), run.known.model.name(key));
+        (format!("set the extended attribute of {name} to {value}"), async move {
+            let bytes = value.to_le_bytes();
+            pool.set_xattr(pool.find(&name)?.id, XATTR, (value != 0).then_some(&bytes[..]))?;
+            pool.flush().await
         })
     })
 }

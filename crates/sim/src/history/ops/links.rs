@@ -8,7 +8,7 @@ use crate::driver::{Class, Life, Op, Operation, PATIENCE_STEPS, Start, Violation
 use crate::history::op::Profile::*;
 use crate::history::recover::Session;
 use crate::history::run::{Run, Volumes};
-use crate::model::{Entry, has_children};
+use crate::model::{Entry, Tree, has_children};
 use crate::rng::Rng;
 
 pub static LINKS: Operation<Volumes> = Operation {
@@ -47,12 +47,12 @@ fn links(run: &mut Run, op: &Op) -> Result<(), Violation> {
         (3, _) if !tree.contains_key(&new) && all.len() < MAX_LINKS => {
             let kind = if rng.one_in(2) { FileKind::Fifo } else { FileKind::Socket };
             let result = pool.create_special(&new, kind, attributes(mark), 1).map(drop);
-            tree.insert(new.clone(), Entry { folder: false, mark, size: 0, filled: 0, kind });
+            tree.insert(new.clone(), Entry { folder: false, mark, size: 0, filled: 0, kind, file: mark });
             noted(run, format!("create the {kind:?} {new}, mark {mark}"), result, tree)
         }
         (4 | 5, Some(old)) => {
             let result = pool.find(&old).and_then(|info| pool.set_attributes(info.id, attributes(mark)));
-            tree.entry(old.clone()).and_modify(|entry| entry.mark = mark);
+            set_mark(&mut tree, &old, mark);
             noted(run, format!("attributes of {old}, mark {mark}"), result, tree)
         }
         (6, Some(old)) => {
@@ -61,11 +61,25 @@ fn links(run: &mut Run, op: &Op) -> Result<(), Violation> {
         }
         (7, Some(old)) if old != new => {
             let result = pool.rename_file(&old, &new, true);
-            let entry = tree.remove(&old).expect("a file");
-            tree.insert(new.clone(), entry);
+            rename(&mut tree, &old, &new);
             noted(run, format!("rename {old} to {new}"), result, tree)
         }
         _ => Ok(()),
+    }
+}
+
+/// Gives a file, with all of its names, other attributes.
+fn set_mark(tree: &mut Tree, name: &str, mark: u32) {
+    let file = tree[name].file;
+    tree.values_mut().filter(|entry| !entry.folder && entry.file == file).for_each(|entry| entry.mark = mark);
+}
+
+/// Renames a file over what has the new name; two names of one file stay.
+pub fn rename(tree: &mut Tree, old: &str, new: &str) {
+    let entry = tree[old];
+    if tree.get(new).is_none_or(|there| there.file != entry.file) {
+        tree.remove(old);
+        tree.insert(new.to_string(), entry);
     }
 }
 
@@ -74,7 +88,8 @@ fn make_link(run: &mut Run, name: &str, mark: u32, rng: &mut Rng) -> Result<(), 
         return Ok(());
     }
     let (mut tree, size) = (run.known.model.names.now(), 1 + rng.below(4095));
-    tree.insert(name.to_owned(), Entry { folder: false, mark, size, filled: mark, kind: FileKind::Link });
+    let entry = Entry { folder: false, mark, size, filled: mark, kind: FileKind::Link, file: mark };
+    tree.insert(name.to_owned(), entry);
     run.known.model.names.begin(tree);
     let (pool, name) = (run.session.pool.clone(), name.to_owned());
     let text = format!("make the link {name} of {size} bytes, mark {mark}");

@@ -19,6 +19,7 @@ mod folder;
 pub mod folder_bound;
 pub mod fork;
 pub mod gather;
+mod hard_links;
 pub mod inherit;
 pub mod lifetime;
 mod links;
@@ -109,6 +110,8 @@ pub static TABLE: &[&Operation<Volumes>] = &[
     &folder_bound::DELETE_BELOW,
     &inherit::SET_INHERITED,
     &inherit::CLONE_INTO,
+    &lifetime::SET_XATTR,
+    &hard_links::HARD_LINKS,
 ];
 
 /// Operations that the histories of a profile draw right after another one, not at their place in the table:

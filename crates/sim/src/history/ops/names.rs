@@ -4,6 +4,7 @@
 //! for what a crash may leave. A volume without a name is never visible, and gone after a crash, unless it
 //! was given one.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, FileKind, Mode, Pool};
@@ -41,25 +42,33 @@ pub(super) fn attributes(mark: u32) -> Attributes {
 /// Returns all names under [`PREFIX`].
 fn observe(pool: &Pool<LyingDevice>) -> Result<Tree, Violation> {
     let (mut tree, mut folders) = (Tree::new(), vec![PREFIX.trim_end_matches('/').to_string()]);
+    // How many names each file tells, and how many there are.
+    let mut names: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
     while let Some(folder) = folders.pop() {
         for (name, kind) in pool.children(&folder) {
             let is_folder = kind == FileKind::Folder;
             let name = format!("{folder}/{name}");
             let wrong = |e| Violation::new("P4", format!("{name} is listed, but: {e}"));
-            let (attributes, size) = match pool.child(&name).map_err(wrong)? {
-                Child::Volume(info) => (info.attributes, info.size),
-                Child::Folder(attributes, _) => (attributes, 0),
+            let (attributes, size, file) = match pool.child(&name).map_err(wrong)? {
+                Child::Volume(info) => {
+                    names.entry(info.id.0 as u32).or_insert((info.hard_links.len() + 1, 0)).1 += 1;
+                    (info.attributes, info.size, info.id.0 as u32)
+                }
+                Child::Folder(attributes, _) => (attributes, 0, 0),
             };
             // If only times are known, there is no owner.
             let mark = attributes.map(|a| a.uid).filter(|&uid| uid != u32::MAX).unwrap_or(0);
             if !is_folder || attributes.is_some() {
                 let kind = if is_folder { FileKind::File } else { kind };
-                tree.insert(name.clone(), Entry { folder: is_folder, mark, size, filled: 0, kind });
+                tree.insert(name.clone(), Entry { folder: is_folder, mark, size, filled: 0, kind, file });
             }
             if is_folder {
                 folders.push(name);
             }
         }
+    }
+    if let Some((file, (told, found))) = names.into_iter().find(|(_, (told, found))| told != found) {
+        return Err(Violation::new("P4", format!("file {file} has {found} names and tells {told}")));
     }
     Ok(tree)
 }
@@ -162,7 +171,7 @@ fn change_names(run: &mut Run, rng: &mut Rng, mark: u32) -> Result<(), Violation
     let new_file = file_name(rng);
     let is_free = |tree: &Tree, name: &str| !tree.contains_key(name) && !has_children(tree, name);
     let is_there = |tree: &Tree, name: &str| tree.contains_key(name) || has_children(tree, name);
-    let made = Entry { folder: true, mark, size: 0, filled: 0, kind: FileKind::File };
+    let made = Entry { folder: true, mark, size: 0, filled: 0, kind: FileKind::File, file: 0 };
     match (rng.below(10), file) {
         (0, _) if is_free(&tree, &folder) && tree.len() < MAX_NAMES => {
             let result = pool.create_folder(&folder, attributes(mark), 1);
@@ -226,7 +235,7 @@ fn change_names(run: &mut Run, rng: &mut Rng, mark: u32) -> Result<(), Violation
         (8 | 9, _) if !tree.contains_key(&new_file) && tree.len() < MAX_NAMES => {
             let size = (1 + rng.below(8)) * PAGE as u64;
             let result = pool.create_file(&new_file, &CreateOptions::new(size, 1), attributes(mark)).map(drop);
-            let entry = Entry { folder: false, mark: 0, size, filled: 0, kind: FileKind::File };
+            let entry = Entry { folder: false, mark: 0, size, filled: 0, kind: FileKind::File, file: mark };
             // Two changes.
             tree.insert(new_file.clone(), entry);
             let named = tree.clone();

@@ -27,6 +27,7 @@ fn is_gentle(pending: &Pending, key: Key) -> bool {
             | Control::Fork(_)
             | Control::Set(..)
             | Control::SetLifetime(..)
+            | Control::SetXattr(..)
             | Control::Rollback(..)
             | Control::RollbackAll(_)
     )

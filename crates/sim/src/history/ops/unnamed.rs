@@ -107,7 +107,7 @@ fn give_name(run: &mut Run, at: usize, rng: &mut Rng) -> Result<(), Violation> {
     }
     let Open { volume, size, mark, filled, .. } = run.world.unnamed.swap_remove(at);
     let filled = if filled.get() { mark } else { 0 };
-    tree.insert(name.clone(), Entry { folder: false, mark: 0, size, filled, kind: FileKind::File });
+    tree.insert(name.clone(), Entry { folder: false, mark: 0, size, filled, kind: FileKind::File, file: mark });
     run.known.model.names.begin(tree);
     let (pool, text) = (run.session.pool.clone(), format!("give a volume the name {name}"));
     let start = Start::new(Class::Other(NAMING), run.known.model.tick(), Vec::new(), text);
