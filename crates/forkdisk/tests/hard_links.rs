@@ -273,3 +273,24 @@ fn only_files_have_further_names_and_no_more_than_there_can_be() {
     assert_eq!(refused(id, "one-more"), ErrorKind::Invalid);
     assert_eq!(lab.others("a").len(), MAX_HARD_LINKS - 1);
 }
+
+#[test]
+fn a_file_that_is_left_with_a_name_in_another_folder_counts_there() {
+    let lab = lab();
+    lab.create(&["in/a", "out/b"], 1);
+    let bound = ExtensionChanges::default().with_diverge(64 << 10);
+    for folder in ["in", "out"] {
+        let changes = Changes::default().with_quota(128 << 10).with_extension(bound.clone());
+        lab.tasks.run(lab.pool.set(folder, &changes)).unwrap();
+    }
+    let counts = || ["in", "out"].map(|folder| lab.pool.find_folder(folder).unwrap().referenced);
+    assert_eq!(counts(), [4096, 0], "it counts by its own name");
+    lab.pool.remove_file("in/a").unwrap();
+    assert_eq!(counts(), [0, 4096]);
+    let volume = lab.pool.volume("out/b").unwrap();
+    let write = |at: u64| lab.tasks.run(volume.write(at, Buf::copy_of(&[2; 4096]), false)).0;
+    let written = (1..64).take_while(|page| write(page * 4096).is_ok()).count();
+    assert_eq!(written, 16, "the bound of the folder that it is in now");
+    drop(volume);
+    lab.check();
+}

@@ -30,6 +30,7 @@ pub fn follow(catalog: &mut Catalog, record: &Record) {
             })
         }
         Record::RenameOver { id, replaced, .. } => [*id, *replaced].into_iter().for_each(|id| place(catalog, id)),
+        Record::TakeName { file, .. } => place(catalog, *file),
         Record::RenameFolder { to, .. } => place_within(catalog, to),
         Record::Exchange { a, b } => [a, b].into_iter().for_each(|name| place_within(catalog, name)),
         Record::Delete { ids } => ids.iter().for_each(|&id| place(catalog, id)),

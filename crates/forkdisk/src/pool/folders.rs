@@ -291,7 +291,7 @@ type RollbackTarget = (String, VolumeId, VolumeId);
 /// Volumes in a folder with their snapshots of this name.
 fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<RollbackTarget>> {
     refuse_volume(meta, folder)?;
-    let mut targets: Vec<(String, VolumeId, VolumeId)> = Vec::new();
+    let (mut targets, mut seen) = (Vec::new(), BTreeSet::new());
     for (name, id) in names::entries_within(&meta.directory, folder) {
         let Some(from) = names::snapshot_named(&meta.directory, id, snapshot) else { continue };
         let file = hard_links::file_of(&meta.directory, id);
@@ -301,7 +301,7 @@ fn rollback_targets(meta: &Catalog, folder: &str, snapshot: &str) -> Result<Vec<
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         // One of several names is enough.
-        if targets.iter().all(|(_, target, _)| *target != file) {
+        if seen.insert(file) {
             targets.push((name.to_string(), writable_volume(volume, name)?, from));
         }
     }
