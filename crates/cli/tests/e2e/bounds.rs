@@ -257,3 +257,35 @@ fn a_folder_of_a_mount_has_its_bound_as_attributes() {
     mount.unmount(&lab);
     lab.assert_clean();
 }
+
+#[test]
+fn forks_inherit_from_a_folder_that_is_deleted_as_a_whole() {
+    let lab = Lab::with_pool("128M");
+    lab.import("base", &noise(1, 8 * MIB));
+    let refused = lab.run(&["set", "clone.diverge=2M", "pool.img/kids"]).refused();
+    assert!(refused.contains("kids/, makes a folder"), "{refused}");
+    let refused = lab.run(&["set", "clone.diverge=2M", "pool.img/base/"]).refused();
+    assert!(refused.contains("is a volume, not a folder"), "{refused}");
+    lab.ok(&["set", "clone.diverge=2M", "pool.img/kids/"]);
+    lab.ok(&["set", "clone.expires=1h", "pool.img/kids"]);
+    lab.ok(&["set", "clone.diverge=none", "pool.img/kids/free/"]);
+    lab.ok(&["fork", "pool.img/base", "pool.img/kids/1", "pool.img/kids/free/2", "pool.img/other"]);
+    let [bound, free, other] = ["kids/1", "kids/free/2", "other"].map(|name| of(&lab, &format!("pool.img/{name}")));
+    assert_eq!(
+        [&bound["diverge"], &free["diverge"], &other["diverge"]],
+        [&Value::from(2 * MIB), &Value::Null, &Value::Null]
+    );
+    assert!(bound["expires"].is_u64() && free["expires"].is_u64() && other["expires"].is_null());
+    let server = Server::start(&lab);
+    assert_eq!(fill(&mut Client::connect(server.socket(), "kids/1").unwrap(), 100, 8), 2);
+    assert_eq!(fill(&mut Client::connect(server.socket(), "kids/free/2").unwrap(), 200, 8), 8);
+    server.kill();
+    assert_eq!(of(&lab, "pool.img/kids")["clone"], serde_json::json!({"diverge": "2097152", "expires": "3600"}));
+    lab.ok(&["delete", "-r", "pool.img/kids/free/2"]);
+    lab.ok(&["delete", "-r", "pool.img/kids/free"]);
+    lab.ok(&["delete", "-r", "pool.img/kids"]);
+    let left = lab.json(&["list", "pool.img"]);
+    let names: Vec<&str> = left.as_array().unwrap().iter().map(|record| record["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["base", "other"]);
+    lab.assert_clean();
+}

@@ -513,7 +513,7 @@ parameters! {
     Delete {
         /// The volumes and snapshots to delete; with `recursive` also folders.
         objects: Vec<String>,
-        /// Also delete all snapshots of a volume, and all volumes of a folder.
+        /// Also delete all snapshots of a volume, and all volumes of a folder, and the folder if it has properties.
         #[serde(default)]
         recursive: bool,
         /// Delete nothing, only report what would be deleted.

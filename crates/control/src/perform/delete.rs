@@ -15,7 +15,15 @@ use crate::session::Session;
 
 /// Deletes the objects; in a process of its own, or with `until_freed`, it waits until their space is free.
 pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
-    let names = victims(session, &p).await?;
+    let folders = folders_with_properties(session, &p);
+    // A folder that is listed for its properties only is deleted as well.
+    let is_empty = |name: &String| session.pool.volumes_in(name).is_ok_and(|all| all.is_empty());
+    let is_only_folder = |name: &String| folders.contains(name) && is_empty(name);
+    let (empty, objects): (Vec<_>, Vec<_>) = p.objects.iter().cloned().partition(is_only_folder);
+    let names = match objects.is_empty() && !empty.is_empty() {
+        true => Vec::new(),
+        false => victims(session, &params::Delete { objects, ..p.clone() }).await?,
+    };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     session.pool.check_delete(&names)?;
     if !p.dry_run {
@@ -30,11 +38,34 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
     }
     if !p.dry_run {
         session.pool.delete(&names).await?;
+        for folder in &folders {
+            match session.pool.remove_folder(folder) {
+                // It is in use: something has been made in it.
+                Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound) => {}
+                removed => removed?,
+            }
+        }
+        if !folders.is_empty() {
+            session.pool.flush().await?;
+        }
         // The deletion is durable. If the file system under the pool is full, the space is freed later.
         waits = settle_later(session, call, p.until_freed).await?;
     }
     let deleted = names.iter().map(|name| name.to_string()).collect();
     Ok(Deletion { dry_run: p.dry_run, deleted, frees, waits })
+}
+
+/// Returns the folders with properties that are deleted with everything in them, inner ones first.
+fn folders_with_properties(session: &Session, p: &params::Delete) -> Vec<String> {
+    let is_within = |name: &str, object: &String| {
+        name.strip_prefix(object.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let selects = !p.label.is_empty() || p.pattern.is_some() || p.older_than.is_some() || p.expires_before.is_some();
+    let all = session.pool.bounded_folders().into_iter().map(|info| info.name);
+    let goes = |name: &String| p.recursive && !selects && p.objects.iter().any(|object| is_within(name, object));
+    let mut folders: Vec<String> = all.filter(goes).collect();
+    folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    folders
 }
 
 /// Returns the names of all objects to delete, in the order of the list.

@@ -100,7 +100,12 @@ impl Changes {
         if ending.is_some() || is_folder(meta, name) {
             return self.records_of_folder(meta, ending.unwrap_or(name));
         }
-        let volume = meta.directory.find(name)?;
+        let volume = meta.directory.find(name).map_err(|missing| match missing.kind() {
+            ErrorKind::NotFound if !name.contains('@') => {
+                Error::new(ErrorKind::NotFound, format!("{missing}; a slash at the end, {name}/, makes a folder"))
+            }
+            _ => missing,
+        })?;
         let id = volume.record.id;
         let mut records = Vec::new();
         if self.copy_ahead.is_some() || self.when_full.is_some() {
@@ -146,6 +151,10 @@ impl Changes {
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         if !is_folder(meta, name) {
+            if meta.directory.find(name).is_ok() {
+                let why = format!("{name:?} is a volume, not a folder: name it without the slash");
+                return Err(Error::new(ErrorKind::Exists, why));
+            }
             meta.directory.check_new(NO_VOLUME, name)?;
         }
         let (known, new) = (meta.directory.folder(name), VolumeId(meta.next_id));
