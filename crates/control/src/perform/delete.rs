@@ -61,9 +61,13 @@ fn folders_with_properties(session: &Session, p: &params::Delete) -> Vec<String>
         name.strip_prefix(object.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     let selects = !p.label.is_empty() || p.pattern.is_some() || p.older_than.is_some() || p.expires_before.is_some();
+    let is_folder = |name: &String| session.pool.find(name).is_err();
+    // To find them takes a look at every volume, which a deletion of volumes must not.
+    if !p.recursive || selects || !p.objects.iter().any(is_folder) {
+        return Vec::new();
+    }
     let all = session.pool.bounded_folders().into_iter().map(|info| info.name);
-    let goes = |name: &String| p.recursive && !selects && p.objects.iter().any(|object| is_within(name, object));
-    let mut folders: Vec<String> = all.filter(goes).collect();
+    let mut folders: Vec<String> = all.filter(|name| p.objects.iter().any(|object| is_within(name, object))).collect();
     folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
     folders
 }
