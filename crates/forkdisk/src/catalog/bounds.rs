@@ -101,7 +101,7 @@ pub fn close_account(catalog: &mut Catalog, id: VolumeId) {
     catalog.space.accounts.close(account);
 }
 
-/// Removes a dead volume that has no map any more; one whose account counts in a folder stays.
+/// Removes a dead volume that has no map any more; it stays if its account counts in a folder.
 pub fn remove_dead(catalog: &mut Catalog, id: VolumeId) {
     let account = catalog.directory.get(id).and_then(kept_account);
     match account {

@@ -56,7 +56,7 @@ pub struct Fork {
     pub copies: Vec<(VolumeId, VolumeId)>,
 }
 
-/// Object in a source: its name behind that of the source, its number, and that of the file whose name it is, if it is
+/// Object in a source: its name behind that of the source, its number, and the number of its file, if it is
 /// known; a folder is its own source.
 struct Part {
     suffix: String,

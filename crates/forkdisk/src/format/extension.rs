@@ -109,7 +109,7 @@ pub struct Bound {
     pub reserve: u64,
     /// Pages charged to it, as of a checkpoint. In a record it has no meaning.
     pub charged: u64,
-    /// Of a deleted volume: the folder in whose sums the account counts until nothing is charged to it; else 0.
+    /// Of a deleted volume: the folder that counts the account until nothing is charged to it; else 0.
     pub folder: VolumeId,
 }
 

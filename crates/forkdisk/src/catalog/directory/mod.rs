@@ -424,7 +424,7 @@ impl Directory {
     }
 }
 
-/// The volume among whose snapshots the name of this is; none for the name of a volume.
+/// The parent that the name belongs to: a volume for the name of a snapshot, else none.
 fn scope_of(record: &VolumeRecord) -> VolumeId {
     if record.state == VolumeState::Snapshot { record.parent } else { NO_VOLUME }
 }

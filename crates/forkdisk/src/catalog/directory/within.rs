@@ -54,7 +54,7 @@ pub fn nearest(directory: &Directory, folders: &Folders, name: &str) -> VolumeId
     above.map(|folder| folder.id).find(|&id| folders.get(id).is_some()).unwrap_or(NO_VOLUME)
 }
 
-/// Sets whether a dead volume, whose account is kept, is left alone by the reaper.
+/// Sets whether the reaper skips a dead volume with a kept account.
 pub fn set_reaped(directory: &mut Directory, id: VolumeId, is_reaped: bool) {
     match is_reaped {
         true => directory.dead.remove(&id),

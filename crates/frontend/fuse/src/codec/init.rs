@@ -24,7 +24,7 @@ impl Capabilities {
     /// The file system itself clears set-user-id and set-group-id, and the kernel does not query
     /// `security.capability` before every write.
     pub const HANDLE_KILLPRIV_V2: Capabilities = Capabilities(1 << 28);
-    /// Files whose I/O bypasses the kernel's cache can be mapped and shared (Linux 6.6).
+    /// Files with I/O that bypasses the kernel's cache can be mapped and shared (Linux 6.6).
     pub const DIRECT_IO_ALLOW_MMAP: Capabilities = Capabilities(1 << 36);
     /// No file handles outlive the kernel's cache: NFS cannot export the file system.
     pub const NO_EXPORT_SUPPORT: Capabilities = Capabilities(1 << 38);
