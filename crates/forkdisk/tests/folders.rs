@@ -478,7 +478,7 @@ fn what_clones_inherit_outlives_a_crash_and_a_clean_close() {
     for (name, closes) in [("kids/a", true), ("kids/b", false)] {
         let pool = open();
         assert_eq!(tasks.run(pool.fork("v", &[name], &ForkOptions::new(8))).unwrap()[0].quota, MIB);
-        assert_eq!(pool.bounded_folders().len(), 1);
+        assert_eq!(pool.folders_with_properties().len(), 1);
         if closes {
             tasks.run(pool.close()).unwrap();
         }

@@ -66,7 +66,7 @@ fn folders_with_properties(session: &Session, p: &params::Delete) -> Vec<String>
     if !p.recursive || selects || !p.objects.iter().any(is_folder) {
         return Vec::new();
     }
-    let all = session.pool.bounded_folders().into_iter().map(|info| info.name);
+    let all = session.pool.folders_with_properties().into_iter().map(|info| info.name);
     let mut folders: Vec<String> = all.filter(|name| p.objects.iter().any(|object| is_within(name, object))).collect();
     folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
     folders

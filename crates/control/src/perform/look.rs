@@ -20,7 +20,7 @@ const REACH_BYTES: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List, _: &Call) -> Result<Vec<VolumeRecord>, Failure> {
     let (selection, now) = (selection!(p)?, session.now());
-    let mut found = bounded_folders(session, &p.objects);
+    let mut found = folders_with_properties(session, &p.objects);
     let has_only_bounds = |object: &String| {
         found.iter().any(|info| info.name == *object) && session.pool.volumes_in(object).is_ok_and(|all| all.is_empty())
     };
@@ -36,9 +36,9 @@ pub async fn list(session: &Session, p: params::List, _: &Call) -> Result<Vec<Vo
 }
 
 /// The folders with a bound or a quota that match `objects`, as [`select`] matches volumes.
-fn bounded_folders(session: &Session, objects: &[String]) -> Vec<VolumeInfo> {
+fn folders_with_properties(session: &Session, objects: &[String]) -> Vec<VolumeInfo> {
     let wanted = Wanted::new(objects);
-    let all = session.pool.bounded_folders().into_iter();
+    let all = session.pool.folders_with_properties().into_iter();
     all.filter(|info| wanted.covers(&info.name, &mut HashSet::new())).collect()
 }
 

@@ -144,12 +144,12 @@ pub fn with_properties(directory: &Directory) -> impl Iterator<Item = VolumeId> 
 }
 
 /// Whether a folder has properties, or there is an account that was kept because of a bound.
-pub fn has_folder_bounds(directory: &Directory) -> bool {
+pub fn has_folder_properties(directory: &Directory) -> bool {
     with_properties(directory).next().is_some() || directory.iter().filter_map(|entry| entry.bound()).any(is_kept)
 }
 
 /// Whether a record gives a folder a property.
-pub fn sets_folder_bound(catalog: &Catalog, record: &Record) -> bool {
+pub fn sets_folder_property(catalog: &Catalog, record: &Record) -> bool {
     let is_folder = |id: VolumeId, made: &[Record]| {
         let is_made = made.iter().any(|part| matches!(part, Record::MakeFolder { id: new, .. } if *new == id));
         is_made || catalog.directory.get(id).is_some_and(|entry| entry.record.state == VolumeState::Folder)
@@ -237,7 +237,7 @@ pub fn info_of_folder(catalog: &mut Catalog, id: VolumeId) -> Option<VolumeInfo>
 }
 
 /// The folders with properties, sorted by name.
-pub fn bounded_folders(catalog: &mut Catalog) -> Vec<VolumeInfo> {
+pub fn folders_with_properties(catalog: &mut Catalog) -> Vec<VolumeInfo> {
     let ids: Vec<VolumeId> = with_properties(&catalog.directory).collect();
     let mut all: Vec<VolumeInfo> = ids.into_iter().filter_map(|id| info_of_folder(catalog, id)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));

@@ -41,7 +41,9 @@ pub use directory::{CatalogEntry, Chain, Directory, check_volume_name};
 pub use exceptions::{ExceptionView, exception_run};
 pub use expiry::deletable_expired;
 pub use extension_changes::ExtensionChanges;
-pub use folder_bounds::{bounded_folders, folder_of, has_folder_bounds, info_of_folder, sets_folder_bound, wrong_sums};
+pub use folder_bounds::{
+    folder_of, folders_with_properties, has_folder_properties, info_of_folder, sets_folder_property, wrong_sums,
+};
 pub use fork::{ForkOptions, is_folder, no_such_snapshot, plan_fork};
 pub use info::{Protection, VolumeInfo};
 pub use limits::{check_chunk, check_gather, check_origin_text, check_quota, check_size, writable_volume};

@@ -1,7 +1,7 @@
 //! Properties of a pool and its volumes.
 
 use crate::catalog::directory::descent;
-use crate::catalog::{VolumeInfo, bounded_folders, info_of_folder};
+use crate::catalog::{VolumeInfo, folders_with_properties, info_of_folder};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
@@ -55,13 +55,13 @@ impl<D: Device> Pool<D> {
     pub fn find_folder(&self, name: &str) -> Result<VolumeInfo> {
         let mut meta = self.store.meta.borrow_mut();
         let id = meta.directory.folder(name).map(|record| record.id);
-        let missing = || Error::new(ErrorKind::NotFound, format!("there is no folder {name:?} with a bound"));
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no folder {name:?} with properties"));
         id.and_then(|id| info_of_folder(&mut meta, id)).ok_or_else(missing)
     }
 
     /// The folders with properties, sorted by name.
-    pub fn bounded_folders(&self) -> Vec<VolumeInfo> {
-        bounded_folders(&mut self.store.meta.borrow_mut())
+    pub fn folders_with_properties(&self) -> Vec<VolumeInfo> {
+        folders_with_properties(&mut self.store.meta.borrow_mut())
     }
 
     /// A volume or snapshot by name.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::catalog::directory::{Directory, extensions, hard_links};
-use crate::catalog::{Catalog, Failure, directory, has_folder_bounds, open_accounts};
+use crate::catalog::{Catalog, Failure, directory, has_folder_properties, open_accounts};
 use crate::copier::Copier;
 use crate::device::{CachedDevice, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
@@ -456,7 +456,7 @@ pub async fn close<D: Device>(store: &Rc<Store<D>>) -> Result<()> {
             old.special_files && (!clean || directory::has_special_files(&store.meta.borrow().directory));
         let extensions = old.extensions && (!clean || extensions::has_some(&store.meta.borrow().directory));
         let bounds = old.bounds && (!clean || extensions::has_bounds(&store.meta.borrow().directory));
-        let folder_bounds = old.folder_bounds && (!clean || has_folder_bounds(&store.meta.borrow().directory));
+        let folder_bounds = old.folder_bounds && (!clean || has_folder_properties(&store.meta.borrow().directory));
         let links_or_xattrs = old.links_or_xattrs && (!clean || has_links_or_xattrs(&store.meta.borrow().directory));
         let generation = old.generation + 1;
         let features =

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use smallvec::smallvec;
 
-use crate::catalog::{Failure, sets_folder_bound};
+use crate::catalog::{Failure, sets_folder_property};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -240,7 +240,7 @@ pub(super) async fn replay_record<D: Device>(store: &Store<D>, record: &Record) 
         let why = "the journal sets the bound of a volume, and the superblock says that there are none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
-    if !store.superblock.borrow().folder_bounds && sets_folder_bound(&store.meta.borrow(), record) {
+    if !store.superblock.borrow().folder_bounds && sets_folder_property(&store.meta.borrow(), record) {
         let why = "the journal sets the bound of a folder, and the superblock says that there are none";
         return Err(Error::new(ErrorKind::Corrupt, why));
     }

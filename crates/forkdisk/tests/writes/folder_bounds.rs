@@ -59,7 +59,7 @@ fn all_volumes_below_a_folder_reach_its_bound_together() {
         let [a, b, c, out] = with_forks(&lab, ["kids/a", "kids/b", "kids/deep/down/c", "out"]).await;
         lab.pool.set("kids", &diverge(20)).await.expect("a folder without a record gets one");
         assert_eq!((lab.pool.find_folder("kids").expect("there").diverge, diverged(&lab, "kids")), (20 * PAGE, 0));
-        assert_eq!(lab.pool.bounded_folders().len(), 1);
+        assert_eq!(lab.pool.folders_with_properties().len(), 1);
         write(&a, 0, 8).await.expect("breaks");
         write(&b, 500, 8).await.expect("new pages");
         write(&c, 3, 3).await.expect("in a folder in the folder");
@@ -83,7 +83,7 @@ fn all_volumes_below_a_folder_reach_its_bound_together() {
         assert_exact(&lab).await;
         lab.pool.set("kids", &diverge(0)).await.expect("none");
         write(&c, 0, 200).await.expect("no bound");
-        assert!(lab.pool.bounded_folders().is_empty());
+        assert!(lab.pool.folders_with_properties().is_empty());
         assert_exact(&lab).await;
     });
 }
@@ -338,7 +338,7 @@ fn a_folder_has_these_bounds_and_no_other_property() {
         lab.pool.create("kids/new", &CreateOptions::new(1 << 20, 0)).await.expect("made");
         lab.pool.delete(&["kids/new"]).await.expect("deleted");
         lab.pool.fork("kids", &["copy"], &ForkOptions::new(0)).await.expect("forked");
-        assert_eq!(lab.pool.bounded_folders().len(), 1, "a fork of a folder has no bound");
+        assert_eq!(lab.pool.folders_with_properties().len(), 1, "a fork of a folder has no bound");
         assert_exact(&lab).await;
     });
 }

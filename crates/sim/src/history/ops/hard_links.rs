@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use forkdisk::{CreateOptions, FileKind, ForkOptions};
 
 use super::links::rename;
-use super::names::{attributes, await_naming, file_name, noted};
-use super::unnamed::NAMING;
+use super::names::{attributes, await_naming, file_name, noted, submit_naming};
 use crate::disk::PAGE;
-use crate::driver::{Class, Life, Op, Operation, Start, Violation};
+use crate::driver::{Op, Operation, Violation};
 use crate::history::op::Profile::*;
 use crate::history::run::{Run, Volumes};
 use crate::model::{Entry, Tree, has_children};
@@ -93,15 +92,7 @@ fn fork(run: &mut Run, mut tree: Tree, mark: u32, rng: &mut Rng) -> Result<(), V
     }
     run.known.model.names.begin(tree);
     let (pool, text) = (run.session.pool.clone(), format!("fork the folder {from} to {to}"));
-    let start = Start::new(Class::Other(NAMING), run.known.model.tick(), Vec::new(), text);
     let future = async move { pool.fork(from, &[&to], &ForkOptions::new(1)).await.map(drop).into() };
-    run.submit(start.with_need(true), future, |run, ended| {
-        // If it failed together with the pool, the next open tells whether it happened.
-        if ended.is_ok() || !run.session.has_failed() {
-            let now = run.known.model.tick();
-            run.known.model.names.end(now, ended.is_ok());
-        }
-        Ok(())
-    });
+    submit_naming(run, text, future);
     Ok(())
 }

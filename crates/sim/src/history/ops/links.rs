@@ -2,9 +2,9 @@
 
 use forkdisk::{FileKind, Mode};
 
-use super::names::{attributes, await_naming, file_name, noted};
-use super::unnamed::{NAMING, pattern};
-use crate::driver::{Class, Life, Op, Operation, PATIENCE_STEPS, Start, Violation};
+use super::names::{attributes, await_naming, file_name, noted, submit_naming};
+use super::unnamed::pattern;
+use crate::driver::{Op, Operation, PATIENCE_STEPS, Violation};
 use crate::history::op::Profile::*;
 use crate::history::recover::Session;
 use crate::history::run::{Run, Volumes};
@@ -93,7 +93,6 @@ fn make_link(run: &mut Run, name: &str, mark: u32, rng: &mut Rng) -> Result<(), 
     run.known.model.names.begin(tree);
     let (pool, name) = (run.session.pool.clone(), name.to_owned());
     let text = format!("make the link {name} of {size} bytes, mark {mark}");
-    let start = Start::new(Class::Other(NAMING), run.known.model.tick(), Vec::new(), text);
     let future = async move {
         let made = pool.create_link(&name, &pattern(mark, size as usize), attributes(mark), 1).await;
         match made {
@@ -101,13 +100,6 @@ fn make_link(run: &mut Run, name: &str, mark: u32, rng: &mut Rng) -> Result<(), 
             Err(error) => Err(error).into(),
         }
     };
-    run.submit(start.with_need(true), future, |run, ended| {
-        // If it failed together with the pool, the next open tells whether it happened.
-        if ended.is_ok() || !run.session.has_failed() {
-            let now = run.known.model.tick();
-            run.known.model.names.end(now, ended.is_ok());
-        }
-        Ok(())
-    });
+    submit_naming(run, text, future);
     Ok(())
 }

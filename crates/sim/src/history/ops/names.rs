@@ -11,7 +11,7 @@ use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, FileKind, Mod
 
 use super::unnamed::{MAX_UNNAMED_VOLUMES, NAMING, Open, pattern};
 use crate::disk::{LyingDevice, PAGE};
-use crate::driver::{Class, Op, Operation, Start, Violation};
+use crate::driver::{Class, Life, Op, Operation, Outcome, Start, Violation};
 use crate::history::op::Profile::*;
 use crate::history::recover::Session;
 use crate::history::run::{Run, Volumes};
@@ -100,6 +100,19 @@ impl Session {
 pub fn await_naming(run: &mut Run) -> Result<bool, Violation> {
     run.wait(|o| o.class.is(NAMING))?;
     Ok(run.session.pool.info().mode != Mode::Failed)
+}
+
+/// Starts an operation that changes names as [`Names::begin`] has noted.
+pub fn submit_naming(run: &mut Run, text: String, future: impl Future<Output = Outcome> + 'static) {
+    let start = Start::new(Class::Other(NAMING), run.known.model.tick(), Vec::new(), text);
+    run.submit(start.with_need(true), future, |run, ended| {
+        // If it failed together with the pool, the next open tells whether it happened.
+        if ended.is_ok() || !run.session.has_failed() {
+            let now = run.known.model.tick();
+            run.known.model.names.end(now, ended.is_ok());
+        }
+        Ok(())
+    });
 }
 
 /// Notes that a call that ends at once has ended.

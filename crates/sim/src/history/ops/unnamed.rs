@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use forkdisk::{CreateOptions, Error, FileKind, Mode, Volume};
 
-use super::names::{await_naming, file_name, noted};
+use super::names::{await_naming, file_name, noted, submit_naming};
 use crate::disk::{LyingDevice, PAGE};
-use crate::driver::{Class, Life, Op, Operation, Start, Violation};
+use crate::driver::{Class, Op, Operation, Start, Violation};
 use crate::history::op::Profile::*;
 use crate::history::run::{Run, Volumes};
 use crate::model::Entry;
@@ -110,15 +110,7 @@ fn give_name(run: &mut Run, at: usize, rng: &mut Rng) -> Result<(), Violation> {
     tree.insert(name.clone(), Entry { folder: false, mark: 0, size, filled, kind: FileKind::File, file: mark });
     run.known.model.names.begin(tree);
     let (pool, text) = (run.session.pool.clone(), format!("give a volume the name {name}"));
-    let start = Start::new(Class::Other(NAMING), run.known.model.tick(), Vec::new(), text);
     let future = async move { pool.name_volume(&volume, &name).await.into() };
-    run.submit(start.with_need(true), future, |run, ended| {
-        // If it failed together with the pool, the next open tells whether it happened.
-        if ended.is_ok() || !run.session.has_failed() {
-            let now = run.known.model.tick();
-            run.known.model.names.end(now, ended.is_ok());
-        }
-        Ok(())
-    });
+    submit_naming(run, text, future);
     Ok(())
 }

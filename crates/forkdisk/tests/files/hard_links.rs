@@ -1,33 +1,15 @@
 //! Hard links: names of one file, their snapshots, forks and verbs.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-use std::rc::Rc;
-
-use forkdisk::device::{Buf, Segment};
-use forkdisk::testing::{Inline, MemoryDevice};
+use forkdisk::device::Buf;
 use forkdisk::{
-    Changes, CreateOptions, Device, ErrorKind, ExtensionChanges, ForkOptions, FormatOptions, MAX_HARD_LINKS,
-    OpenOptions, Pool, SnapshotFlags, VolumeId,
+    Changes, CreateOptions, ErrorKind, ExtensionChanges, ForkOptions, MAX_HARD_LINKS, SnapshotFlags, VolumeId,
 };
 
-const MIB: u64 = 1 << 20;
-
-struct Lab {
-    tasks: Inline,
-    device: MemoryDevice,
-    pool: Pool<MemoryDevice>,
-}
-
-fn lab() -> Lab {
-    let (tasks, device) = (Inline::new(), MemoryDevice::new(64 * MIB));
-    tasks.run(Pool::format(&device, &FormatOptions::new(64 * MIB, [1; 16], 0))).unwrap();
-    let pool = tasks.run(Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default())).unwrap();
-    Lab { tasks, device, pool }
-}
+use crate::{Lab, MIB, lab};
 
 impl Lab {
     /// Creates a file that begins with this byte, under all of these names.
-    fn create(&self, names: &[&str], byte: u8) -> VolumeId {
+    pub fn create(&self, names: &[&str], byte: u8) -> VolumeId {
         let id = self.tasks.run(self.pool.create(names[0], &CreateOptions::new(MIB, 1))).unwrap().id;
         self.write(names[0], byte);
         names[1..].iter().for_each(|name| self.pool.link_file(id, name).unwrap());
@@ -57,43 +39,6 @@ impl Lab {
 
     fn id(&self, name: &str) -> VolumeId {
         self.pool.find(name).unwrap().id
-    }
-
-    /// Opens the pool as a crash after a flush leaves it.
-    fn crash(&mut self) {
-        self.tasks.run(self.pool.flush()).unwrap();
-        let copy = MemoryDevice::new(64 * MIB);
-        for offset in (0..64 * MIB).step_by(MIB as usize) {
-            let segment = || [Segment { offset, at: 0, len: MIB as usize }].into_iter().collect();
-            let (read, buf) = self.tasks.run(self.device.read(Buf::zeroed(MIB as usize), segment()));
-            read.unwrap();
-            self.tasks.run(copy.write(buf, segment(), false)).0.unwrap();
-        }
-        self.device = copy;
-        self.open();
-    }
-
-    fn reopen(&mut self) {
-        self.tasks.run(self.pool.close()).unwrap();
-        self.open();
-    }
-
-    fn open(&mut self) {
-        let opened = Pool::open(self.device.clone(), Rc::new(self.tasks.clone()), OpenOptions::default());
-        self.pool = self.tasks.run(opened).unwrap();
-    }
-
-    fn check(&self) {
-        self.tasks.run(self.pool.wait_freed()).unwrap();
-        assert!(self.tasks.run(self.pool.check()).unwrap().damage.is_empty());
-    }
-
-    /// The incompatible features that the superblock has.
-    fn features(&self) -> u64 {
-        let segment = Segment { offset: 0, at: 0, len: 4096 };
-        let (read, buf) = self.tasks.run(self.device.read(Buf::zeroed(4096), [segment].into_iter().collect()));
-        read.unwrap();
-        u64::from_le_bytes(buf[40..48].try_into().unwrap())
     }
 }
 
